@@ -58,7 +58,7 @@ class InjectActivations(TensorInjection):
     def _announced(self, step: int, phase: str) -> None:
         is_next = self._output is not None and phase in ("optimizer", "regroup") and not self._is_told
         if is_next and not self._tell_left_out():
-            self._tell("unused", **self._told, next_phase=phase)
+            self._tell("unused", next_phase=phase)
         self._step, self._phase = step, phase
 
     def _on_output(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -107,7 +107,7 @@ class InjectActivations(TensorInjection):
             return False
         self._output = None
         receiver = "what the model put out was not finite, and the script left that pass out (no gradient came back)"
-        self._tell("consumed", **self._told, receiver=receiver)
+        self._tell("consumed", receiver=receiver)
         return True
 
     def _on_input(self, name: str) -> Any:
@@ -130,7 +130,7 @@ class InjectActivations(TensorInjection):
         # What works in place may have gone over it; that is a use, too.
         is_there = is_same_bits(read(self._output, self._affected.indices), self._affected.after)
         self._output = None
-        self._tell("consumed", **self._told, receiver=receiver, is_still_there=is_there)
+        self._tell("consumed", receiver=receiver, is_still_there=is_there)
 
     def _is_within(self, given: Tensor) -> bool:
         """Whether the affected elements lie in the memory that `given` spans."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from chaos.in_process.base import InProcessFaultRefused, Subject
 from chaos.in_process.injection import TensorInjection
 from chaos.in_process.shadow import ReplayedOptimizer
-from chaos.in_process.values import describe, is_same_bits, most_different, read, shown
+from chaos.in_process.values import describe, is_equal, most_different, read, shown
 
 # Where a step still has the gradients before it. A job that does not say when it reduces has them at its optimizer.
 PHASES = ("reduce", "optimizer")
@@ -144,16 +144,16 @@ class _GradientInjection(TensorInjection):
         if step == watch.step and phase == "commit":
             self._finish(watch, phase)
         else:
-            self._tell("left", **self._told, next_phase=phase, next_step=step)
+            self._tell("left", next_phase=phase, next_step=step)
 
     def _finish(self, watch: GradientWatch, phase: str) -> None:
         if phase == "commit" and not watch.has_optimizer:
             raise InProcessFaultRefused(f"no optimizer is known that takes in the gradient of {watch.name}")
         made = watch.after_optimizer(self._trained.tensors("gradients")[watch.name])
         if made is None:
-            self._tell("left", **self._told, next_phase=phase, next_step=self._place[0])
+            self._tell("left", next_phase=phase, next_step=self._place[0])
         else:
-            self._tell(made.pop("consumption"), **self._told, **made)
+            self._tell(made.pop("consumption"), **made)
 
 
 class InjectGradients(_GradientInjection):
@@ -268,7 +268,7 @@ class KeepGradients(_GradientInjection):
     def _use_again(self, step: int, phase: str) -> None:
         gradients = self._gradients()
         fresh = {name: gradients[name].clone() for name in self._kept if name in gradients}
-        gaps = {name: float((own - self._kept[name]).abs().max()) for name, own in fresh.items()}
+        gaps = {name: _largest_gap(own, self._kept[name]) for name, own in fresh.items()}
         if not gaps:
             raise InProcessFaultRefused("this rank has other layers by now")
         for name in fresh:
@@ -280,7 +280,7 @@ class KeepGradients(_GradientInjection):
         before, after = read(own, indices), read(gradient, indices)
         self._told = {
             "struck": describe(name, gradient, indices, before, after, ()),
-            "is_changed": not is_same_bits(before, after),
+            "is_changed": not all(bool(is_equal(own, gradients[name]).all()) for name, own in fresh.items()),
             "is_equal_to_kept": all(torch.equal(gradients[name], self._kept[name]) for name in fresh),
             "relative_change": _distance(fresh, self._kept),
             "num_tensors": len(fresh),
@@ -290,6 +290,12 @@ class KeepGradients(_GradientInjection):
         }
         self._watch = GradientWatch(name, own, indices, gradient, step, phase)
         self._kept = {}
+
+
+def _largest_gap(one: Tensor, other: Tensor) -> float:
+    """By how much they differ at most; of what is no number in one of them alone, infinitely much."""
+    gaps = (one - other).abs().nan_to_num(torch.inf, torch.inf)
+    return float(gaps.masked_fill(is_equal(one, other), 0.0).max())
 
 
 def _distance(fresh: dict[str, Tensor], kept: dict[str, Tensor]) -> float | str:

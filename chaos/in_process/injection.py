@@ -13,7 +13,7 @@ from torch import Tensor
 from chaos.in_process.base import InProcessFault, InProcessFaultRefused, Subject, TensorKind
 from chaos.in_process.shadow import ReplayedOptimizer
 from chaos.in_process.tensor_selector import TensorSelector
-from chaos.in_process.values import Corruption, Settled, describe, is_same_bits, most_different, read, write
+from chaos.in_process.values import Corruption, Settled, describe, is_equal, is_same_bits, most_different, read, write
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -34,8 +34,10 @@ class Mark:
 
     @property
     def is_changed(self) -> bool:
-        """Whether anything is other than before."""
-        return not is_same_bits(self.before, self.after)
+        """Whether anything is other than before: of flipped bits any bit, of numbers any number."""
+        if self._settled.corruption.how == "flip":
+            return not is_same_bits(self.before, self.after)
+        return not bool(is_equal(self.before, self.after).all())
 
     def inject_again(self, tensor: Tensor) -> bool:
         """Corrupt the elements again; False when they still were."""
@@ -181,14 +183,15 @@ class TensorInjection(InProcessFault):
     def _tell(self, outcome: str, **told: Any) -> None:
         if not self._is_told:
             self._is_told = True
-            self.report({"outcome": outcome, **told})
+            # With what was affected, and whether that changed anything: a use of what is as it was is no effect.
+            self.report({"outcome": outcome, **self._told, **told})
         if not self._is_sticky:
             self._unhook()
 
     def _fail(self, error: Exception) -> None:
         self._is_sticky = False
         reason = str(error) if isinstance(error, InProcessFaultRefused) else f"{type(error).__name__}: {error}"
-        self._tell("failed", **self._told, reason=reason)
+        self._tell("failed", reason=reason)
 
     def _watcher(self, call: Callable[..., None]) -> Watcher:
         return Watcher(call, self._fail)

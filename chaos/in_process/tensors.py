@@ -112,10 +112,10 @@ class InjectParameters(TensorInjection):
         if not self._num_forwards and self._is_put_out(output):
             # Of a module that is computed with and not called; a script that looks at its loss may go no further.
             receiver = "a forward pass of the model computed with it, and put out what is no number"
-            self._tell("consumed", struck=self._affected.description, receiver=receiver)
+            self._tell("consumed", receiver=receiver)
             return
         if self._num_passes - self._num_forwards > MAX_FORWARDS and self._is_there():
-            self._tell("masked", struck=self._affected.description, num_forwards=self._num_passes)
+            self._tell("masked", num_forwards=self._num_passes)
 
     def _is_put_out(self, output: Any) -> bool:
         """Whether an affected value that is not finite made the model put out what is no number."""
@@ -130,7 +130,7 @@ class InjectParameters(TensorInjection):
             return False
         if is_same_bits(read(tensor, self._affected.indices), self._present):
             return True
-        self._tell("restored", struck=self._affected.description)
+        self._tell("restored")
         return False
 
     def _look_at_gradient(self) -> None:
@@ -140,7 +140,7 @@ class InjectParameters(TensorInjection):
             return
         if bool((read(gradient, self._affected.indices) != 0).any()):
             receiver = "its gradient is not zero: a forward pass computed with it"
-            self._tell("consumed", struck=self._affected.description, receiver=receiver)
+            self._tell("consumed", receiver=receiver)
 
     def _on_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if next(module.children(), None) is not None or not self._is_there():
@@ -152,7 +152,7 @@ class InjectParameters(TensorInjection):
             # it, or with something else (`torch.func.functional_call`).
             return
         self._num_forwards += 1
-        told = {"struck": self._affected.description, "num_forwards": self._num_forwards}
+        told = {"num_forwards": self._num_forwards}
         change = self._change_of_output(module, args, kwargs, output)
         if change is not None:
             self._tell("consumed", **told, output=change)
@@ -249,7 +249,7 @@ class InjectOptimizer(TensorInjection):
                 if is_same_bits(read(tensor, self._affected.indices), self._present):
                     self._prepare()
                 else:
-                    self._tell("restored", struck=self._affected.description)
+                    self._tell("restored")
 
     def _prepare(self) -> None:
         parameter, _, key = self._name.rpartition(".")
@@ -275,4 +275,4 @@ class InjectOptimizer(TensorInjection):
         outcome, shows = shadow.judge(gradient, gradient, self._clean_state)
         if outcome != "unchanged":
             # A step that was left out is none: the next one will tell.
-            self._tell(outcome, struck=self._affected.description, step=step, **shows)
+            self._tell(outcome, step=step, **shows)

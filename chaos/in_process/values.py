@@ -121,6 +121,14 @@ def is_same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(as_integers(one), as_integers(other))
 
 
+def is_equal(one: Tensor, other: Tensor) -> Tensor:
+    """Which elements are the same number: two not-a-numbers are, and the two zeros, as arithmetic tells neither apart.
+
+    What is written into memory as a number has changed nothing where it is; only a flipped bit is a change of bits.
+    """
+    return (one == other) | (one.isnan() & other.isnan())
+
+
 def as_integers(values: Tensor) -> Tensor:
     """The bits of `values` as integers of the same width.
 
@@ -140,6 +148,8 @@ def shown(value: float) -> float | str:
 def most_different(one: Tensor, other: Tensor) -> Tensor:
     """The places in which two one-dimensional tensors differ most, at most as many as evidence shows."""
     gaps = (one.double() - other.double()).abs().nan_to_num(torch.inf, torch.inf)
+    # Infinity less infinity is no number either.
+    gaps = gaps.masked_fill(is_equal(one, other), 0.0)
     return gaps.topk(min(MAX_SHOWN, gaps.numel())).indices
 
 

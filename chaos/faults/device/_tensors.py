@@ -80,6 +80,12 @@ class TensorFault(InsideFault[ParametersT]):
         self._listening = asyncio.create_task(context.watch.wait_for(self._note, None))
         await super().apply(act, context)
 
+    async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
+        """Wait for each rank's report, but not where it is known already that nothing changed."""
+        for rank, (_, begun) in self._begun.items():
+            _refuse_unchanged(rank, begun)
+        return await super().verify(act, context, timeout_seconds)
+
     async def lift(self, act: Act, context: FaultContext) -> None:
         """Stop listening, and remove the hooks from the ranks."""
         if self._listening is not None:
@@ -101,12 +107,13 @@ class TensorFault(InsideFault[ParametersT]):
         Raises:
             EffectNotSeen: nothing used the wrong values, and nobody refused them.
         """
+        _refuse_unchanged(rank, told)
         outcome = str(told["outcome"])
         where = f"rank {rank}: {affected_text(told)}"
-        if told.get("is_changed") is False:
-            raise EffectNotSeen(f"{where}: the values in memory did not change")
         match outcome:
             case "consumed" | "masked":
+                if told.get("is_changed") is not True:
+                    raise EffectNotSeen(f"{where}: the rank did not report whether it changed")
                 return {"summary": f"{where}; {use_text(told)}", **told}
             case "left" | "unchanged" | "restored":
                 found = await self._judgement(int(told.get("step") or 0), is_healed=outcome == "restored")
@@ -142,6 +149,11 @@ _NOT_USED: Mapping[str, str] = {
     "unused": "no later computation used it",
     "failed": "it could not be done",
 }
+
+
+def _refuse_unchanged(rank: int, told: Mapping[str, Any]) -> None:
+    if told.get("is_changed") is False:
+        raise EffectNotSeen(f"rank {rank}: {affected_text(told)}: the values in memory did not change")
 
 
 def _because(told: Mapping[str, Any]) -> str:

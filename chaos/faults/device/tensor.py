@@ -68,7 +68,14 @@ class ScaleParameters(ShareParameters):
         le=1_000_000,
         description="number of elements; default: the whole tensor",
     )
-    factor: float = Field(default=1000.0, allow_inf_nan=False, description="factor for each element")
+    factor: float = Field(default=1000.0, allow_inf_nan=False, description="factor for each element, not 1")
+
+    @field_validator("factor")
+    @classmethod
+    def _changes_something(cls, factor: float) -> float:
+        if factor == 1:
+            raise UsageError("1 changes nothing: choose another factor, such as 1000, 0.5, 0 or -1", key="factor")
+        return factor
 
 
 class StaleParameters(BaseModel):

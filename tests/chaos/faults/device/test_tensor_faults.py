@@ -181,6 +181,29 @@ def test_memory_that_did_not_change_is_no_evidence():
         inject(create(BitFlip), context(Inside({**CONSUMED, "is_changed": False})))
 
 
+def test_memory_that_did_not_change_at_the_hold_is_not_waited_for():
+    class Unchanged(Inside):
+        async def begin(self, rank, effect, arguments):
+            handle, _ = await super().begin(rank, effect, arguments)
+            return handle, affected(is_changed=False)
+
+    inside = Unchanged(CONSUMED)
+    with pytest.raises(EffectNotSeen, match=r"rank 2: layer\.1\.up\.weight.*: the values in memory did not change"):
+        inject(create(Scale, where="parameters"), context(inside))
+    assert inside.told == [CONSUMED]
+
+
+def test_a_use_of_what_may_not_have_changed_is_no_evidence():
+    with pytest.raises(EffectNotSeen, match="did not report whether it changed"):
+        inject(create(BitFlip), context(Inside({key: CONSUMED[key] for key in CONSUMED if key != "is_changed"})))
+
+
+def test_a_factor_that_changes_nothing_is_refused():
+    with pytest.raises(UsageError, match="1 changes nothing: choose another factor") as refused:
+        create(Scale, factor=1.0)
+    assert refused.value.key == "factor"
+
+
 def test_all_ranks_of_the_target_must_show_it():
     inside = Inside(CONSUMED)
     with pytest.raises(EffectNotSeen):
