@@ -50,7 +50,7 @@ def describe_machine() -> Machine:
 def read_cpu_model(cpuinfo: Path) -> str:
     """The first processor's model; its architecture where the kernel does not name one (as on ARM)."""
     try:
-        lines = cpuinfo.read_text().splitlines()
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -55,7 +55,7 @@ def run_once(experiment: Experiment, out: Path, ratings: Mapping[str, Any] | Non
         click.Abort: the user interrupted it.
     """
     try:
-        with Path(os.devnull).open("w") as nowhere:
+        with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
             summary, _ = execute(experiment, out, nowhere, ratings=ratings)
     except ChaosError as error:
         click.echo(f"cannot run {experiment.name}: {error}", err=True)

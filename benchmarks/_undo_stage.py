@@ -301,7 +301,7 @@ def _look_at(process: ProcessId) -> object:
     try:
         stats = [path.read_text().rpartition(")")[2].split() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
         limits = [resource.prlimit(pid, which) for which in (resource.RLIMIT_DATA, resource.RLIMIT_AS)]
-        groups = Path(f"/proc/{pid}/cgroup").read_text()
+        groups = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8")
     except (FileNotFoundError, ProcessLookupError):
         return None
     if not process.is_running():

@@ -220,7 +220,11 @@ def main(steps: int | None, as_json: bool, quick: bool, out: Path | None) -> Non
     window_seconds = QUICK_WINDOW_SECONDS if quick else WINDOW_SECONDS
     job = {**SHAPE, "steps": steps or (QUICK_STEPS if quick else STEPS)}
     experiment = from_mapping({"name": "read-by-prometheus", "job": job, "twin": False})
-    with run_folder(out) as folder, Watch(window_seconds) as watch, Path(os.devnull).open("w") as nowhere:
+    with (
+        run_folder(out) as folder,
+        Watch(window_seconds) as watch,
+        Path(os.devnull).open("w", encoding="utf-8") as nowhere,
+    ):
         summary, _ = execute(experiment, folder, nowhere, watch)
         watch.join()
     if (failure := failure_of(summary)) is not None:

@@ -98,7 +98,7 @@ def run_schedule(schedule: Schedule, out: Path, seed: int, dilation_ratio: float
     experiment = schedule.experiment(seed, dilation_ratio)
     assert isinstance(experiment.job, Job)
     try:
-        with Path("/dev/null").open("w") as nowhere:
+        with Path("/dev/null").open("w", encoding="utf-8") as nowhere:
             summary, folder = execute(experiment, out, nowhere)
     except ChaosError as error:
         click.echo(f"cannot run {schedule}: {error}", err=True)

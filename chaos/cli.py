@@ -38,6 +38,7 @@ from chaos.commands.shared.usage_errors import leave_traces
 from chaos.commands.shrink import shrink
 from chaos.commands.validate import validate
 from chaos.errors import ChaosError, UsageError
+from chaos.host import streams
 
 if TYPE_CHECKING:
     pass
@@ -210,9 +211,10 @@ def run(
             summary, folder = execute(
                 experiment, out, sys.stderr, exporter, ratings=None if against is None else against.ratings
             )
-        print_report(summary, folder, as_json)
+        # Before the report: standard output may take nothing.
         if junit is not None:
-            write_whole(junit, (folder / JUNIT_FILE).read_text())
+            write_whole(junit, (folder / JUNIT_FILE).read_text(encoding="utf-8"))
+        print_report(summary, folder, as_json)
         tell_github(summary, folder, github)
         if exporter is not None:
             exporter.wait_for_last_read(sys.stderr)
@@ -250,6 +252,7 @@ for command in (
 def main() -> None:
     """Entry point of the `chaos` command."""
     _open_closed_streams()
+    _ready_streams()
     sys.exit(run_cli(sys.argv[1:]))
 
 
@@ -265,6 +268,12 @@ def _open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(descriptor, "r" if name == "stdin" else "w"))
 
 
+def _ready_streams() -> None:
+    """That nobody reads what is printed, or that its encoding lacks a character, ends no command."""
+    sys.stderr = streams.forgiving(sys.stderr)
+    sys.stdout = streams.standard_output(sys.stdout)
+
+
 def _colour() -> bool | None:
     """False where the user wants no colour (https://no-color.org) or the terminal has none; else click decides."""
     is_plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
@@ -275,6 +284,8 @@ def run_cli(arguments: list[str]) -> int:
     """Run the command line; returns the exit code. A user's mistake never shows a traceback."""
     try:
         result = cli.main(arguments, prog_name="chaos", standalone_mode=False, color=_colour())
+        # Here it can still be told that nobody took it.
+        sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except click.exceptions.Exit as stop:
         return stop.exit_code

@@ -202,7 +202,7 @@ def add_distribution(image: Image, found: Distribution) -> None:
             continue
         if path.parent == scripts:
             if path.read_bytes().startswith(b"#!"):
-                text = re.sub(r"^#!.*", f"#!/usr/local/bin/{PYTHON}", path.read_text(), count=1)
+                text = re.sub(r"^#!.*", f"#!/usr/local/bin/{PYTHON}", path.read_text(encoding="utf-8"), count=1)
                 image.add_text(f"usr/local/bin/{path.name}", text, 0o755)
         elif not str(entry).startswith("..") and not NOT_PACKAGES.search(str(entry)):
             image.add(path, f"{SITE_PACKAGES}/{entry}")

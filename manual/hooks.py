@@ -93,7 +93,7 @@ def rewritten(markdown: str, here: Path, *, page_depth: int) -> str:
 
 
 def _title(document: Path) -> str:
-    first, _, _ = document.read_text().partition("\n")
+    first, _, _ = document.read_text(encoding="utf-8").partition("\n")
     return first.removeprefix("# ")
 
 

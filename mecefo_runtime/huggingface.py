@@ -97,7 +97,7 @@ def export_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
         save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
         data = checkpoint.identity.data
         config = _config_of(model, None if data is None else data.sequence_length)
-        (temporary / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        (temporary / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         temporary.rename(folder)
     except SafetensorError as error:
         raise OSError(f"{folder}: {error}") from error
@@ -270,7 +270,7 @@ def _tensor_names(path: Path) -> list[str]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        raw = json.loads(path.read_text())
+        raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise HuggingFaceError(f"{path} cannot be read: {error}") from None
     if not isinstance(raw, dict):

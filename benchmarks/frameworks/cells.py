@@ -117,7 +117,7 @@ def measure(framework: Framework, fault: Fault, out: Path) -> Round:
 def read_round(summary: Summary, log: Path, folder: Path) -> Round:
     """The figures of a run, and those of the script's own record in `folder`."""
     stamps = read_stamps(folder)
-    with log.open() as lines:
+    with log.open(encoding="utf-8") as lines:
         injected_seconds = injected_at(map(json.loads, lines))
     incident = summary.incidents[0] if summary.incidents else None
     return Round(

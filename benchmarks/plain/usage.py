@@ -32,7 +32,7 @@ def read_memory(pid: int | str = "self") -> Memory:
         ProcessLookupError: it is gone.
     """
     try:
-        return parse_status(Path(f"/proc/{pid}/status").read_text())
+        return parse_status(Path(f"/proc/{pid}/status").read_text(encoding="utf-8"))
     except (FileNotFoundError, KeyError):
         # A zombie's status has no memory in it.
         raise ProcessLookupError(f"no process {pid}") from None

@@ -91,7 +91,7 @@ def calibrate(
     today = datetime.now(UTC).date().isoformat()
     table = measure_device(job, name=name or out.stem, model=model, links=links, date=today)
     try:
-        out.write_text(table.to_text())
+        out.write_text(table.to_text(), encoding="utf-8")
     except OSError as error:
         raise EnvironmentFailure(f"{out} cannot be written: {os.strerror(error.errno or 0)}") from None
     if as_json:

@@ -161,6 +161,6 @@ def _in_short(values: Mapping[str, Any]) -> str:
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise EnvironmentFailure(f"cannot write {path}: {error.strerror}. Choose another file with --output") from error

@@ -99,13 +99,13 @@ def impose(limit: MemoryLimit) -> None:
         group = limit.group_path
         group.mkdir()
         if (group / "memory.max").exists():
-            (group / "memory.max").write_text(str(limit.limit_bytes))
+            (group / "memory.max").write_text(str(limit.limit_bytes), encoding="utf-8")
             with suppress(FileNotFoundError):
-                (group / "memory.swap.max").write_text("0")
+                (group / "memory.swap.max").write_text("0", encoding="utf-8")
         else:
-            (group / "memory.limit_in_bytes").write_text(str(limit.limit_bytes))
-            (group / "memory.swappiness").write_text("0")
-        (group / "cgroup.procs").write_text(str(pid))
+            (group / "memory.limit_in_bytes").write_text(str(limit.limit_bytes), encoding="utf-8")
+            (group / "memory.swappiness").write_text("0", encoding="utf-8")
+        (group / "cgroup.procs").write_text(str(pid), encoding="utf-8")
     except OSError as error:
         raise EnvironmentFailure(f"cannot limit the memory of pid {pid} by {limit.by}: {error.strerror}") from error
 
@@ -116,7 +116,7 @@ def peak_bytes(limit: MemoryLimit) -> int | None:
         return None
     for name in ("memory.peak", "memory.max_usage_in_bytes"):
         with suppress(OSError):
-            return int((limit.group_path / name).read_text())
+            return int((limit.group_path / name).read_text(encoding="utf-8"))
     return None
 
 
@@ -129,7 +129,7 @@ def oom_kills_in(group: Path) -> int | None:
     """How many processes of this very group the out-of-memory killer has ended; None where it does not say."""
     for name in ("memory.events.local", "memory.events", "memory.oom_control"):
         with suppress(OSError, StopIteration):
-            lines = (group / name).read_text().splitlines()
+            lines = (group / name).read_text(encoding="utf-8").splitlines()
             return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
     return None
 
@@ -148,8 +148,8 @@ def lift(limit: MemoryLimit) -> None:
     group, deadline = limit.group_path, time.monotonic() + REMOVED_WITHIN_SECONDS
     while group.exists():
         try:
-            for pid in (group / "cgroup.procs").read_text().split():
-                (Path(limit.home or _CGROUP_ROOT) / "cgroup.procs").write_text(pid)
+            for pid in (group / "cgroup.procs").read_text(encoding="utf-8").split():
+                (Path(limit.home or _CGROUP_ROOT) / "cgroup.procs").write_text(pid, encoding="utf-8")
             group.rmdir()
         except OSError as error:
             if group.exists() and time.monotonic() > deadline:
@@ -172,13 +172,13 @@ def room_bytes(process: ProcessId) -> dict[str, int]:
                 limit, used, prefix = group / "memory.max", group / "memory.current", ""
             else:
                 limit, used, prefix = group / "memory.limit_in_bytes", group / "memory.usage_in_bytes", "total_"
-            limit_bytes = int(limit.read_text())
+            limit_bytes = int(limit.read_text(encoding="utf-8"))
             if limit_bytes >= _NO_LIMIT_BYTES:
                 continue
-            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="utf-8").splitlines())
             # Of files: the kernel takes it back before it ends anybody.
             cached_bytes = sum(int(stat.get(f"{prefix}{which}_file", 0)) for which in ("active", "inactive"))
-            found[str(group)] = limit_bytes - (int(used.read_text()) - cached_bytes)
+            found[str(group)] = limit_bytes - (int(used.read_text(encoding="utf-8")) - cached_bytes)
     return found
 
 
@@ -191,7 +191,7 @@ def _home(process: ProcessId) -> Path | None:
 def group_of(process: ProcessId) -> Path | None:
     """The memory group that the process is in; None where there are none."""
     with suppress(OSError):
-        for line in Path(f"/proc/{process.pid}/cgroup").read_text().splitlines():
+        for line in Path(f"/proc/{process.pid}/cgroup").read_text(encoding="utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers == "memory":
                 return _CGROUP_ROOT / "memory" / path.lstrip("/")
@@ -208,14 +208,16 @@ def _parent_of_new(home: Path) -> Path:
 def _may_make(parent: Path) -> bool:
     is_first_version = (parent / "memory.limit_in_bytes").exists()
     with suppress(OSError):
-        hands_down = is_first_version or "memory" in (parent / "cgroup.subtree_control").read_text().split()
+        hands_down = (
+            is_first_version or "memory" in (parent / "cgroup.subtree_control").read_text(encoding="utf-8").split()
+        )
         return hands_down and os.access(parent, os.W_OK) and os.access(parent / "cgroup.procs", os.W_OK)
     return False
 
 
 def _data_bytes(pid: int) -> int:
     """What RLIMIT_DATA counts: private writable mappings (proc(5), VmData)."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
         if line.startswith("VmData:"):
             return int(line.split()[1]) * 1024
     raise ProcessLookupError(f"pid {pid} is gone")
@@ -239,7 +241,7 @@ def available_bytes() -> int:
 
 
 def _memory_line(name: str) -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
+    for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     raise EnvironmentFailure(f"/proc/meminfo does not say {name}")
@@ -247,6 +249,6 @@ def _memory_line(name: str) -> int:
 
 def _text(path: str) -> str:
     try:
-        return Path(path).read_text().strip()
+        return Path(path).read_text(encoding="utf-8").strip()
     except OSError:
         return ""

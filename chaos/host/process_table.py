@@ -26,7 +26,7 @@ def thread_states(process: ProcessId) -> dict[int, str]:
     with suppress(FileNotFoundError, ProcessLookupError):
         for task in Path(f"/proc/{process.pid}/task").iterdir():
             with suppress(FileNotFoundError, ProcessLookupError):
-                states[int(task.name)] = (task / "stat").read_text().rpartition(")")[2].split()[0]
+                states[int(task.name)] = (task / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     return states if process.is_running() else {}
 
 
@@ -42,7 +42,7 @@ def thread_names(process: ProcessId) -> dict[int, str]:
     with suppress(FileNotFoundError, ProcessLookupError):
         for task in Path(f"/proc/{process.pid}/task").iterdir():
             with suppress(FileNotFoundError, ProcessLookupError):
-                names[int(task.name)] = (task / "comm").read_text().rstrip("\n")
+                names[int(task.name)] = (task / "comm").read_text(encoding="utf-8").rstrip("\n")
     return names if process.is_running() else {}
 
 
@@ -58,7 +58,7 @@ def cpu_seconds(process: ProcessId) -> float | None:
 def resident_bytes(process: ProcessId) -> int | None:
     """Its resident memory; None when it is gone."""
     try:
-        pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+        pages = int(Path(f"/proc/{process.pid}/statm").read_text(encoding="utf-8").split()[1])
     except (FileNotFoundError, ProcessLookupError):
         return None
     return pages * os.sysconf("SC_PAGE_SIZE") if process.is_running() else None
@@ -68,7 +68,7 @@ def disposition(process: ProcessId, number: signal.Signals) -> str:
     """What it does with a signal: `ignores`, `blocks`, `has a handler of its own for`, or `does not act on`."""
     masks: dict[str, int] = {}
     with suppress(FileNotFoundError, ProcessLookupError):
-        for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
+        for line in Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8").splitlines():
             name, _, text = line.partition(":")
             if name in ("SigIgn", "SigCgt", "SigBlk"):
                 masks[name] = int(text, 16)

@@ -28,7 +28,7 @@ _RETURNING = ".returning-"
 
 def may_mount() -> bool:
     """Whether this process has the right to mount."""
-    for line in Path("/proc/self/status").read_text().splitlines():
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         name, _, value = line.partition(":")
         if name == "CapEff":
             return bool(int(value, 16) >> _CAP_SYS_ADMIN & 1)
@@ -127,7 +127,7 @@ def _copy(entry: Path, target: Path) -> None:
 def _mount_points(name: str) -> list[Path]:
     """Where the disk called `name` is mounted in this mount namespace (proc(5), mountinfo)."""
     found = []
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
         fields = line.split(" ")
         if fields[fields.index("-") + 2] == name:
             # Spaces and the like are octal escapes.

@@ -116,7 +116,7 @@ def _lines_of_shell(command: Sequence[str], folder: Path) -> Iterator[list[str]]
         try:
             # A FIFO would wait for whoever writes into it.
             path = folder / scripts[0]
-            text = path.read_text(errors="replace") if path.is_file() else ""
+            text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
         except OSError:
             return
     for line in text[:_MAX_SCRIPT_BYTES].replace("\\\n", " ").replace(";", "\n").replace("&&", "\n").splitlines():

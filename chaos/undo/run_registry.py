@@ -35,7 +35,7 @@ class Place:
     @classmethod
     def here(cls) -> Place:
         """Where this process is."""
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return cls(socket.gethostname(), boot, str(Path("/proc/self/ns/pid").readlink()))
 
     def is_elsewhere(self, here: Place) -> bool:
@@ -127,7 +127,7 @@ def register(run: OpenRun) -> None:
     folder = writable_folder()
     path, partial = folder / f"{run.run}.json", folder / f".{run.run}.{os.getpid()}"
     try:
-        with partial.open("w") as file:
+        with partial.open("w", encoding="utf-8") as file:
             file.write(run.to_json() + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -165,7 +165,7 @@ def registered() -> tuple[Registered, ...]:
             continue
         for path in paths:
             try:
-                changed, text = path.stat().st_mtime, path.read_text()
+                changed, text = path.stat().st_mtime, path.read_text(encoding="utf-8")
             except FileNotFoundError:
                 continue
             except (OSError, UnicodeDecodeError):

@@ -227,8 +227,9 @@ class Timeline:
 class Told:
     """What the main job's events told: `records` by time, without those of steps and checkpoints, which are apart.
 
-    `twin_records` are those of the baseline. `checkpoints` are the times (from, to) for which training waited. `began_seconds` and `ended_seconds` are when the
-    first and the last event of the job happened, `newest_seconds` the last of all.
+    `twin_records` are those of the baseline. `checkpoints` are the times (from, to) for which training waited.
+    `began_seconds` and `ended_seconds` are when the first and the last event of the job happened, `newest_seconds` the
+    last of all.
     """
 
     records: Sequence[Record]

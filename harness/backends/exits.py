@@ -55,7 +55,7 @@ async def exit_of(process: ProcessId) -> int | None:
 def _status_of_zombie(process: ProcessId) -> int | None:
     """The last field of /proc/PID/stat (proc(5)), as long as the parent has not been told."""
     with suppress(OSError):
-        text = Path(f"/proc/{process.pid}/stat").read_text()
+        text = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8")
         if process.state() == "Z":
             return int(text.split()[-1])
     return None

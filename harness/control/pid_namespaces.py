@@ -55,7 +55,7 @@ class HostPids:
             with suppress(OSError):
                 if str(Path(f"/proc/{name}/ns/pid").readlink()) != namespace:
                     continue
-                lines = Path(f"/proc/{name}/status").read_text().splitlines()
+                lines = Path(f"/proc/{name}/status").read_text(encoding="utf-8").splitlines()
                 numbers = next(line.split()[1:] for line in lines if line.startswith("NSpid:"))
                 if int(numbers[-1]) == inner_pid:
                     return int(name)

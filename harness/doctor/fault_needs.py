@@ -49,7 +49,8 @@ def packet_queue() -> Finding:
         [find_tool("unshare"), "--user", "--map-root-user", "--net", "sh", "-c", script],
         env={**environment(), "PYTHONPATH": f"{_PACKAGE_ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
         timeout=TRY_TIMEOUT_SECONDS,
         check=False,
     )

@@ -37,7 +37,9 @@ class TorchLook:
     def __init__(self) -> None:
         # Not what stands in the working directory: that is not what the job imports.
         words = [sys.executable, "-P", "-c", _LOOK]
-        self._process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", errors="replace"
+        )
 
     def __enter__(self) -> Self:
         return self

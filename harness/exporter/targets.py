@@ -142,7 +142,7 @@ def _write_whole(path: Path, groups: Sequence[Mapping[str, Any]]) -> None:
         path.unlink(missing_ok=True)
         return
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(groups, indent=2) + "\n")
+    partial.write_text(json.dumps(groups, indent=2) + "\n", encoding="utf-8")
     partial.replace(path)
 
 

@@ -30,7 +30,9 @@ def render(study: Study) -> str:
     header, rows = table_cells(study)
     return template(Path(__file__).parent, _TEMPLATE).render(
         name=study.question.file.name,
-        css=Markup("".join((report / name).read_text() for name in ("palette.css", "figures.css", "page.css"))),
+        css=Markup(
+            "".join((report / name).read_text(encoding="utf-8") for name in ("palette.css", "figures.css", "page.css"))
+        ),
         lines=heading(study),
         recommendation=recommendation(study),
         reading=reading(study),

@@ -10,6 +10,7 @@ from math import inf
 from types import TracebackType
 from typing import Self, TextIO
 
+from chaos.host.streams import forgiving
 from harness.analysis.incident import MeasuredIncident
 from harness.analysis.narrator import Narrator
 from harness.analysis.state import RunState
@@ -50,7 +51,7 @@ class PlainView:
     """
 
     def __init__(self, stream: TextIO, state: RunState | None = None) -> None:
-        self._stream: TextIO | None = stream
+        self._stream = forgiving(stream)
         self._progress = RunProgress(state)
         # By when it happened.
         self._waiting: list[_Line] = []
@@ -140,16 +141,9 @@ class PlainView:
         return f"{_prefix(event)}{count(job.step, 'step')} done{_speed_and_loss(job)}"
 
     def _write(self, line: str) -> None:
-        if self._stream is None:
-            return
-        try:
-            if line:
-                encoding = self._stream.encoding or "utf-8"
-                self._stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
-            self._stream.flush()
-        except (OSError, ValueError):
-            # The reader has gone (a closed pipe, a full disk). The run continues, and its log has everything.
-            self._stream = None
+        if line:
+            self._stream.write(line + "\n")
+        self._stream.flush()
 
 
 def _prefix(event: Event) -> str:

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from chaos.host.streams import forgiving
 from harness.analysis.incident import MeasuredIncident
 from harness.analysis.narrator import Narrator
 from harness.analysis.state import RunState
@@ -56,8 +57,10 @@ class RunView(Protocol):
 def open_view(stream: TextIO, *, plain: bool = False, state: RunState | None = None) -> RunView:
     """The view that fits `stream`: lines unless it is a terminal that can be redrawn.
 
-    `state` is the run's, which others feed before they show an event; without one the view has its own.
+    `state` is the run's, which others feed before they show an event; without one the view has its own. A stream that
+    can be written no longer (a closed terminal) shows nothing more, and the run continues.
     """
+    stream = forgiving(stream)
     console = Console(file=stream, stderr=False)
     if plain or not console.is_terminal or console.is_dumb_terminal or console.width < _NARROWEST_TERMINAL:
         return PlainView(stream, state)

@@ -36,7 +36,13 @@ def why_no_networks() -> str | None:
         return f"{missing}: install the packages util-linux and iptables"
     try:
         tried = subprocess.run(
-            words, env=environment(), capture_output=True, text=True, timeout=TRY_TIMEOUT_SECONDS, check=False
+            words,
+            env=environment(),
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=TRY_TIMEOUT_SECONDS,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{words[0]} cannot be run: {error}"

@@ -31,7 +31,7 @@ def leave_for_own_namespaces() -> None:
         OSError: the kernel does not allow it.
     """
     pid = os.getpid()
-    maps = {name: Path(f"/proc/self/{name}").read_text() for name in ("uid_map", "gid_map")}
+    maps = {name: Path(f"/proc/self/{name}").read_text(encoding="utf-8") for name in ("uid_map", "gid_map")}
     own = {"uid_map": f"0 {os.geteuid()} 1\n", "gid_map": f"0 {os.getegid()} 1\n"}
     is_apart_reader, is_apart_writer = os.pipe()
     # Who maps more than its own number must do so from outside.
@@ -107,9 +107,9 @@ def _identity(text: str) -> str:
 
 def _map(process: Path, name: str, identity: str, own: str) -> None:
     try:
-        (process / name).write_text(identity)
+        (process / name).write_text(identity, encoding="utf-8")
     except OSError:
         if name == "gid_map":
             # The kernel's condition for a user that maps its own group.
-            (process / "setgroups").write_text("deny")
-        (process / name).write_text(own)
+            (process / "setgroups").write_text("deny", encoding="utf-8")
+        (process / name).write_text(own, encoding="utf-8")

@@ -60,4 +60,4 @@ def open_lines(questions: Iterable[Open]) -> Iterator[str]:
 
 def styles() -> Markup:
     """The styles of a page, for its `<style>`."""
-    return Markup("".join(path.read_text() for path in _STYLES))
+    return Markup("".join(path.read_text(encoding="utf-8") for path in _STYLES))

@@ -117,7 +117,7 @@ class MarkedRun:
         before = set(_runs_of(out, experiment.name))
         with tempfile.TemporaryDirectory(prefix="chaos-") as scratch:
             file = Path(scratch) / "experiment.yaml"
-            file.write_text(to_yaml(experiment))
+            file.write_text(to_yaml(experiment), encoding="utf-8")
             exit_code, self._report, log = _chaos(["run", str(file), "--out", str(out)], started_in, timeout_seconds)
         tail = "\n".join(log.splitlines()[-_LOG_LINES:])
         if exit_code == _EXIT_USAGE:
@@ -126,7 +126,7 @@ class MarkedRun:
         if not new or not (new[-1] / SUMMARY_FILE).is_file():
             pytest.fail(f"chaos run ended with exit code {exit_code}, without a verdict:\n{tail}", pytrace=False)
         self._folder = new[-1]
-        self._summary = json.loads((self._folder / SUMMARY_FILE).read_text())
+        self._summary = json.loads((self._folder / SUMMARY_FILE).read_text(encoding="utf-8"))
 
 
 def said_by(item: pytest.Item) -> dict[str, Any]:
@@ -233,7 +233,7 @@ def _one_at_a_time(out: Path, may_overlap: bool) -> Iterator[None]:
     if may_overlap:
         yield
         return
-    with (out / ".pytest.lock").open("w") as lock:
+    with (out / ".pytest.lock").open("w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -252,7 +252,7 @@ def _chaos(arguments: Sequence[str], started_in: Path, timeout_seconds: float) -
         stderr=subprocess.PIPE,
         cwd=started_in,
         env=environment,
-        text=True,
+        encoding="utf-8",
         errors="replace",
     )
     try:

@@ -104,7 +104,9 @@ def write_png(svg: Path) -> Path:
             # Chromium refuses root its sandbox; what it opens here is our own.
             command.insert(1, "--no-sandbox")
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS)
+            done = subprocess.run(
+                command, capture_output=True, encoding="utf-8", errors="replace", timeout=_TIMEOUT_SECONDS
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise PictureError(f"{browser} did not draw {svg.name}: {error}") from error
     if not png.exists():

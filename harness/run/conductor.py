@@ -354,17 +354,20 @@ class _Ended(Exception):
 
 
 class _Signals:
-    """Ctrl-C and SIGTERM end the run in order while this is entered."""
+    """Ctrl-C, SIGTERM and a closed terminal end the run in order while this is entered.
 
-    _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    Under `nohup`, which ignores SIGHUP, a closed terminal is to end nothing.
+    """
 
     def __init__(self, on_signal: Callable[[signal.Signals], None]) -> None:
         self._on_signal = on_signal
+        is_for_good = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        self._numbers = (signal.SIGINT, signal.SIGTERM, *(() if is_for_good else (signal.SIGHUP,)))
 
     def __enter__(self) -> None:
-        for number in self._NUMBERS:
+        for number in self._numbers:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
 
     def __exit__(self, *_: object) -> None:
-        for number in self._NUMBERS:
+        for number in self._numbers:
             asyncio.get_running_loop().remove_signal_handler(number)

@@ -65,7 +65,7 @@ def execute(
     engine = require_image(experiment.containers.image) if experiment.backend == "docker" else None
     try:
         folder = new_run_folder(out, experiment.name)
-        (folder / EXPERIMENT_FILE).write_text(to_yaml(experiment))
+        (folder / EXPERIMENT_FILE).write_text(to_yaml(experiment), encoding="utf-8")
     except OSError as error:
         raise EnvironmentFailure(f"cannot write to {out}: {error.strerror}. Choose another place with --out") from error
     if isinstance(job, JobConfig) and job.checkpoint is not None and not job.checkpoint.folder:

@@ -50,7 +50,7 @@ def keep_ratings(out: Path, ratings: Mapping[str, Any] | None, backend: str) -> 
 
 def _read(out: Path) -> list[dict[str, Any]]:
     try:
-        kept = json.loads((out / KEPT_FILE).read_text())
+        kept = json.loads((out / KEPT_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return []
     return [one for one in kept if isinstance(one, dict)] if isinstance(kept, list) else []
@@ -65,7 +65,11 @@ def _where(backend: str) -> dict[str, Any]:
     """What the speed of ranks depends on, beside the job."""
     cpu = platform.machine()
     with suppress(OSError):
-        names = (line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
+        names = (
+            line
+            for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+            if line.startswith("model name")
+        )
         cpu = next(names, cpu).rpartition(":")[2].strip()
     cores = len(os.sched_getaffinity(0))
     return {"machine": platform.node(), "cpu": cpu, "cores": cores, "torch": version("torch"), "backend": backend}

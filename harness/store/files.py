@@ -19,14 +19,14 @@ def write_whole(path: Path, text: str) -> None:
     """
     try:
         if path.exists() and not path.is_file():
-            path.write_text(text)
+            path.write_text(text, encoding="utf-8")
             return
     except OSError as error:
         raise EnvironmentFailure(f"cannot write {path}: {error.strerror}") from error
     path = path.resolve()
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_text(text)
+        partial.write_text(text, encoding="utf-8")
         partial.replace(path)
     except OSError as error:
         with suppress(OSError):

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from chaos.errors import EnvironmentFailure, UsageError
+from chaos.errors import EnvironmentFailure, UsageError, shown
 from chaos.host.run_files import EVENTS_FILE, SUMMARY_FILE
 from harness.store.agreement import contradictions_of_files, contradictions_of_start, no_beginning, wrong_number
 from mecefo_runtime.system.events import MAIN_JOB, Event
@@ -267,6 +267,8 @@ def _explain(path: Path, error: OSError | ValueError, *, writing: bool = True) -
     if number in (errno.ENOSPC, errno.EDQUOT):
         return f"no space left for a run in {path}: make room, or choose another place with --out DIR"
     elsewhere = "choose another place with --out DIR"
+    if isinstance(error, UnicodeEncodeError):
+        return f"the locale of this shell cannot write the file name {shown(str(path))}: set LC_ALL=C.UTF-8"
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"cannot {'write to' if writing else 'read'} {path} ({reason}): change its permissions, or {elsewhere}"
     if number in (errno.ENOTDIR, errno.EEXIST):

@@ -121,7 +121,7 @@ def device_name_of(device: torch.device) -> str:
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return f"one thread of {line.partition(':')[2].strip()}"
     return f"one thread of a {platform.machine()} CPU"

@@ -113,7 +113,7 @@ def _is_being_started(pid: int) -> bool:
 
 def _stat(pid: int) -> list[str] | None:
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except (FileNotFoundError, ProcessLookupError):
         return None
     return text.rpartition(")")[2].split()
@@ -169,7 +169,7 @@ def give_way() -> None:
 def _set_session_nice(pid: int, nice: int) -> None:
     """Where the kernel has no autogroups, there is nothing to set; EAGAIN: too often in too short a time."""
     with suppress(FileNotFoundError, BlockingIOError):
-        Path(f"/proc/{pid}/autogroup").write_text(str(nice))
+        Path(f"/proc/{pid}/autogroup").write_text(str(nice), encoding="utf-8")
 
 
 def leave_idle_priority(pid: int) -> bool:
@@ -249,7 +249,7 @@ def run_apart(compute: Callable[[], str]) -> str:
         try:
             die_with_parent(parent)
             os.close(reader)
-            with os.fdopen(writer, "w") as pipe:
+            with os.fdopen(writer, "w", encoding="utf-8") as pipe:
                 pipe.write(compute())
             code = 0
         except BaseException:
@@ -257,7 +257,7 @@ def run_apart(compute: Callable[[], str]) -> str:
         finally:
             os._exit(code)
     os.close(writer)
-    with os.fdopen(reader) as pipe:
+    with os.fdopen(reader, encoding="utf-8") as pipe:
         text = pipe.read()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code != 0:

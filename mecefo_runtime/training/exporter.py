@@ -151,7 +151,7 @@ class RankFigures:
 
 def _resident_bytes() -> float | None:
     try:
-        return float(int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES)
+        return float(int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * _PAGE_BYTES)
     except (OSError, IndexError, ValueError):
         return None
 

@@ -114,19 +114,20 @@ class ChaosRun:
         patch: str = "",
         limits: Mapping[int, int] | None = None,
         stdout: Any = None,
+        stderr: Any = None,
         command: Sequence[str] = (),
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.out = folder / "out" if out is None else out
         self.mark = uuid.uuid4().hex
         self._stdout_path, self._stderr_path = folder / "stdout", folder / "stderr"
-        with self._stdout_path.open("wb") as to_file, self._stderr_path.open("wb") as stderr:
+        with self._stdout_path.open("wb") as to_file, self._stderr_path.open("wb") as stderr_file:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", INSTALLED, *arguments, "--out", str(self.out)]
                 + (["--", *command] if command else []),
                 stdin=subprocess.DEVNULL,
                 stdout=to_file if stdout is None else stdout,
-                stderr=stderr,
+                stderr=stderr_file if stderr is None else stderr,
                 cwd=folder,
                 env=environment_of_run(self.mark, folder, patch),
                 start_new_session=True,

@@ -1,11 +1,23 @@
 """Runs on ground that is not ours: other projects' folders, and environments that lack what every machine has."""
 
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.integration.runs import SMALL, paced, run_chaos
+from tests.integration.runs import (
+    INSTALLED,
+    SMALL,
+    WAIT_TIMEOUT_SECONDS,
+    ChaosRun,
+    assert_nothing_left,
+    paced,
+    read_run,
+    run_chaos,
+)
 from tests.integration.test_external import FOLLOWER, again_and_again
 
 pytestmark = pytest.mark.integration
@@ -66,3 +78,31 @@ def test_sitecustomize_that_prints(tmp_path):
         patch=NOISY,
     )
     assert run.summary["verdict"] == "pass", run.stderr
+
+
+@pytest.mark.parametrize("is_terminal", [True, False], ids=["terminal", "pipe"])
+def test_run_whose_messages_nobody_reads_any_more(tmp_path, monkeypatch, is_terminal):
+    # The live view redraws only what is no dumb terminal.
+    monkeypatch.setenv("TERM", "xterm")
+    reader, writer = os.openpty() if is_terminal else os.pipe()
+    arguments = ("kill-process", "--on", "rank=3", "--at", "step=15", "--repair", "5steps", "--steps", STEPS, *SMALL)
+    with ChaosRun(tmp_path, ["run", *arguments, "--json"], patch=paced(0.05), stderr=writer) as run:
+        os.close(writer)
+        run.wait_for("step_committed", step=5)
+        os.close(reader)
+        assert run.wait() == 0
+        finished = read_run(run.folder, 0)
+        assert json.loads(run.stdout) == finished.summary
+        assert finished.summary["verdict"] == "pass"
+        assert (run.folder / "report.html").is_file()
+        assert_nothing_left(run, finished.events)
+
+
+def test_report_in_a_locale_without_unicode(tmp_path):
+    arguments = ("kill-process", "--on", "rank=3", "--at", "step=10", "--steps", "20", *SMALL)
+    run = run_chaos(tmp_path, *arguments)
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-c", INSTALLED, "report", str(run.folder)]
+    done = subprocess.run(command, capture_output=True, env={**os.environ, **ascii_only}, timeout=WAIT_TIMEOUT_SECONDS)
+    assert (done.returncode, done.stderr) == (run.exit_code, b"")
+    assert b"PASS" in done.stdout and done.stdout.isascii()

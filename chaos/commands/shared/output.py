@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from chaos.errors import EnvironmentFailure
+from chaos.host.streams import GONE, drop
 
 if TYPE_CHECKING:
     from chaos.experiment.command_job import CommandConfig
@@ -78,7 +80,7 @@ def print_report(summary: Summary, folder: Path, as_json: bool, events: Any = No
     class ReportConsole(Console):
         def on_broken_pipe(self) -> None:
             # Rich's own would end the process with 1: a gate failed.
-            raise BrokenPipeError
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
     events = judge(folder)[1] if events is None else events
     with standard_output():
@@ -113,7 +115,7 @@ def print_text(text: str) -> None:
 
 @contextmanager
 def standard_output() -> Iterator[None]:
-    """While something is printed: a closed pipe (`chaos runs | head`) is no failure.
+    """While something is printed: a closed pipe (`chaos runs | head`) or terminal is no failure.
 
     Raises:
         EnvironmentFailure: standard output takes nothing, such as on a full disk.
@@ -122,7 +124,6 @@ def standard_output() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except OSError as error:
-        # What is still in the buffer would fail once more when Python exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):
+        drop(sys.stdout)
+        if error.errno not in GONE:
             raise EnvironmentFailure(f"cannot write to standard output: {error.strerror}") from error

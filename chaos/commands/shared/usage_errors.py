@@ -30,7 +30,7 @@ def leave_traces(arguments: Sequence[str], error: ChaosError) -> None:
     if (path := _junit_file(before)) is not None:
         # Where it cannot be written, that is the error which is told, or it is told by the exit code.
         with contextlib.suppress(OSError, ValueError):
-            path.write_text(_junit(before, errors, title))
+            path.write_text(_junit(before, errors, title), encoding="utf-8")
 
 
 def annotate(errors: Sequence[UsageError], title: str = "usage error") -> None:

@@ -52,7 +52,7 @@ def newest_saved(context: FaultContext) -> SavedCheckpoint:
 
 def _began_seconds(run_folder: Path) -> float:
     """When the run began (Unix time): of its first event, since the log's own times change with every further one."""
-    with (run_folder / EVENTS_FILE).open() as events:
+    with (run_folder / EVENTS_FILE).open(encoding="utf-8") as events:
         return float(json.loads(events.readline())["time"])
 
 

@@ -186,7 +186,8 @@ def run_inside(record: FirewallRecord, command: Sequence[str], text: str = "") -
         input=text,
         env=environment(),
         capture_output=True,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
         timeout=TIMEOUT_SECONDS,
         check=False,
     )

@@ -132,7 +132,7 @@ def read_routes(folder: Path) -> frozenset[Route]:
         rank = path.stem.rpartition("-")[2]
         try:
             if rank.isdecimal():
-                logs[int(rank)] = path.read_text(errors="replace")
+                logs[int(rank)] = path.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             raise InjectionError(f"which way NCCL takes cannot be read from {path}: {error.strerror}") from error
     return routes(logs)

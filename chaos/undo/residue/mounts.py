@@ -20,7 +20,7 @@ class Mounts(Auditor):
         """See proc_pid_mountinfo(5): the mount point is the fifth word, type and source follow a lone hyphen."""
         found = set()
         folders = [folder.resolve() for folder in scope.folders]
-        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
             left, _, right = line.partition(" - ")
             point = _ESCAPE.sub(lambda match: chr(int(match[1], 8)), left.split()[4])
             kind, source = right.split()[:2]

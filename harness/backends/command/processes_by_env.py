@@ -62,7 +62,7 @@ def listener_on(port: int, processes: Collection[ProcessId]) -> ProcessId | None
 def _listening_inodes(table: str, port: int) -> list[str]:
     """Inodes of the sockets that listen on `port`, from a table as /proc/net/tcp is one (proc(5))."""
     try:
-        lines = Path(table).read_text().splitlines()[1:]
+        lines = Path(table).read_text(encoding="utf-8").splitlines()[1:]
     except OSError:
         return []
     rows = (line.split() for line in lines)

@@ -52,6 +52,6 @@ async def reset(job: CommandConfig, environment: Mapping[str, str], logs: Path, 
             await process.wait()
     emitter.emit("job_reset", reset_command=job.reset, exit=code, seconds=time.monotonic() - began)
     if code:
-        lines = log.read_text(errors="replace").strip().splitlines()
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         said = f": {lines[-1].strip()}" if lines else ""
         raise EnvironmentFailure(f"job.reset ended with {exit_text(code)}{said} ({job.reset})")

@@ -150,7 +150,7 @@ def _context() -> str | None:
     """The context that the command line of Docker uses, unless it is the default one."""
     folder = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
     try:
-        chosen = json.loads((folder / "config.json").read_text()).get("currentContext")
+        chosen = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("currentContext")
     except (OSError, ValueError, AttributeError):
         return None
     return chosen if isinstance(chosen, str) and chosen != "default" else None
@@ -225,7 +225,7 @@ def _subnets_of(client: DockerClient) -> Iterator[IPv4Network]:
 
 def _routes() -> Iterator[IPv4Network]:
     """Where this machine sends packets to, the default route aside (proc(5), /proc/net/route)."""
-    for line in Path("/proc/net/route").read_text().splitlines()[1:]:
+    for line in Path("/proc/net/route").read_text(encoding="utf-8").splitlines()[1:]:
         _, destination, _, _, _, _, _, mask, *_ = line.split()
         address, netmask = (int.from_bytes(bytes.fromhex(word), "little") for word in (destination, mask))
         if netmask:

@@ -115,7 +115,7 @@ class ContainerSpec:
 def is_shared(path: Path) -> bool:
     """Whether what is mounted on `path` later can be seen in containers (mount propagation, proc_pid_mountinfo(5))."""
     place, best, found = path.resolve(), -1, False
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
         words = line.split(" - ")[0].split()
         point = Path(words[4].replace("\\040", " "))
         if place.is_relative_to(point) and len(point.parts) >= best:

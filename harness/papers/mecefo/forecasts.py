@@ -42,7 +42,7 @@ class Forecasts:
 
 def shipped_forecasts() -> Forecasts:
     """Those that came with this version: a test computes some of them again."""
-    return from_json(Forecasts, json.loads(files(__package__).joinpath(SHIPPED_FILE).read_text()))
+    return from_json(Forecasts, json.loads(files(__package__).joinpath(SHIPPED_FILE).read_text(encoding="utf-8")))
 
 
 def compute_forecasts(num_processes: int, say: Callable[[str], None] = lambda text: None) -> Forecasts:

@@ -54,7 +54,7 @@ class Convergence:
 
 def shipped_convergence() -> Convergence:
     """The figures that stand in docs/explanation/convergence.md."""
-    return from_json(Convergence, json.loads(files(__package__).joinpath(SHIPPED_FILE).read_text()))
+    return from_json(Convergence, json.loads(files(__package__).joinpath(SHIPPED_FILE).read_text(encoding="utf-8")))
 
 
 def read_convergence(path: Path) -> Convergence:
@@ -64,7 +64,7 @@ def read_convergence(path: Path) -> Convergence:
         UsageError: the file cannot be read, or holds no such table.
     """
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UsageError(f"cannot be read: {reason}", path=str(path)) from error

@@ -101,6 +101,6 @@ def measure(num_seeds: int, folder: Path, stream: TextIO) -> Undilated:
 def read_undilated(folder: Path) -> Undilated:
     """What was measured last with that folder, else what came with this version."""
     try:
-        return from_json(Undilated, json.loads((folder / FILE).read_text()))
+        return from_json(Undilated, json.loads((folder / FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, JsonTypeError, RecursionError):
-        return from_json(Undilated, json.loads(files(__package__).joinpath(FILE).read_text()))
+        return from_json(Undilated, json.loads(files(__package__).joinpath(FILE).read_text(encoding="utf-8")))

@@ -120,7 +120,7 @@ def read_simulated(folder: Path) -> Simulated:
         EnvironmentFailure: it may not be read.
     """
     own = _own(folder)
-    return own if own is not None else _parse(files(__package__).joinpath(FILE).read_text(), FILE)
+    return own if own is not None else _parse(files(__package__).joinpath(FILE).read_text(encoding="utf-8"), FILE)
 
 
 def simulate_rows(
@@ -195,7 +195,7 @@ def _own(folder: Path) -> Simulated | None:
         raise UsageError("is no folder", path=str(folder))
     path = folder / FILE
     try:
-        return _parse(path.read_text(), str(path))
+        return _parse(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:

@@ -40,12 +40,12 @@ def read_measured(folder: Path) -> Measured:
         UsageError: the file in it is none of ours.
         EnvironmentFailure: it may not be read.
     """
-    shipped = _parse(files(__package__).joinpath(FILE).read_text(), FILE)
+    shipped = _parse(files(__package__).joinpath(FILE).read_text(encoding="utf-8"), FILE)
     path = folder / FILE
     if folder.exists() and not folder.is_dir():
         raise UsageError("is no folder", path=str(folder))
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return shipped
     except (OSError, UnicodeDecodeError) as error:
@@ -89,7 +89,7 @@ def measure_runs(num_runs: int, num_of_nodes: int, seed: int, folder: Path, stre
 
 def _own(folder: Path) -> Measured:
     try:
-        return _parse((folder / FILE).read_text(), str(folder / FILE))
+        return _parse((folder / FILE).read_text(encoding="utf-8"), str(folder / FILE))
     except FileNotFoundError:
         return Measured()
     except OSError as error:
