@@ -99,7 +99,7 @@ def _save(checkpoints: Path, step: int, emitter: Emitter) -> None:
     try:
         path.write_bytes(b"state")
     except OSError as error:
-        emitter.emit("warning", step=step, message=f"checkpoint not written: {error.strerror}")
+        emitter.emit("checkpoint_failed", step=step, reason=error.strerror, was_skipped=False)
     finally:
         path.unlink(missing_ok=True)
 

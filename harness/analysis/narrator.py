@@ -204,6 +204,9 @@ class Narrator:
     def _tell_culprit_named(self, event: Event, fields: Mapping[str, Any]) -> str:
         return f"{fields.get('how')} names {name_ranks(fields.get('ranks', ()))} as the first to fail"
 
+    def _tell_checkpoint_failed(self, event: Event, fields: Mapping[str, Any]) -> str:
+        return f"checkpoint not saved by rank {event.rank}: {fields.get('reason')}"
+
     def _tell_checkpoint_restored(self, event: Event, fields: Mapping[str, Any]) -> str:
         return f"all ranks continue from the checkpoint of step {event.step}"
 

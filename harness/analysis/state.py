@@ -16,16 +16,16 @@ from harness.analysis.timeline import Timeline, Told, read
 from harness.analysis.words import num_layers
 from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
 from mecefo_runtime.system.job_records import (
+    CheckpointFailed,
     CheckpointWritten,
     JobStarted,
     LayoutTold,
     ProcessStarted,
     StepCommitted,
-    Warned,
 )
 from mecefo_runtime.system.record import Record
 from mecefo_runtime.system.records import parse
-from mecefo_runtime.system.run_records import Injected, Residue, RunEnded
+from mecefo_runtime.system.run_records import Injected, Residue, RunEnded, Warned
 
 R = TypeVar("R", bound=Record)
 
@@ -52,6 +52,8 @@ class RunState:
         self._injected: set[int] = set()
         # By step: the longest time that a rank waited for its checkpoint.
         self._waits: dict[int, float] = {}
+        # By step: when, and why, a part of its checkpoint was not saved.
+        self._unsaved: dict[int, tuple[float, str]] = {}
         self._began_seconds: float | None = None
         self._ended_seconds: float | None = None
         self._newest_seconds: float | None = None
@@ -88,6 +90,8 @@ class RunState:
                         twin=self._steps[TWIN_JOB].steps,
                         first_step_told_seconds=main.first_told_seconds,
                         checkpoints=tuple(sorted((at, at + seconds) for at, seconds in since)),
+                        num_checkpoints=len(self._waits.keys() | self._unsaved.keys()),
+                        unsaved_checkpoints=dict(sorted(self._unsaved.items())),
                         began_seconds=self._began_seconds,
                         ended_seconds=self._ended_seconds,
                         newest_seconds=self.newest_seconds,
@@ -164,6 +168,9 @@ class RunState:
                 if record.job == MAIN_JOB and record.step is not None:
                     wait = self._waits.get(record.step, 0.0)
                     self._waits[record.step] = max(wait, record.blocking_seconds)
+            case CheckpointFailed():
+                if record.job == MAIN_JOB and record.step is not None:
+                    self._unsaved.setdefault(record.step, (record.monotonic_seconds, record.reason))
             case Warned():
                 pass
             case _:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
+from math import inf
 from statistics import median
 from typing import TypeVar
 
@@ -44,8 +45,9 @@ class Timeline:
     `ended_seconds` is `job_ended`, or the last event of the job when the log was cut off. `outcome` is that of
     `job_ended`; `run_ended` the reason given by the event of that name; both None when the log does not get that far.
     `first_step` is 1, or the one after the checkpoint that the job began with. `checkpoints` are the times (from, to)
-    for which training waited until the slowest rank had copied its part of one. `rejected` is when an attempt at a step
-    was found not fit to be committed. `completions` are when a layout was told under which a step begun before is
+    for which training waited until the slowest rank had copied its part of one; of `num_checkpoints` that were begun
+    `unsaved_checkpoints` are those that were not saved as a whole: step -> (when, why). `rejected` is when an attempt
+    at a step was found not fit to be committed. `completions` are when a layout was told under which a step begun before is
     completed, and the share of the work on it that was lost. `attempts` and `restarts` are those of a command's job;
     `runtime` says what the job ran on. `not_due` are incidents that chance had planned and that did not fire, each with
     the reason.
@@ -70,6 +72,8 @@ class Timeline:
     coordinator_downs: tuple[tuple[float, float], ...]
     checkpoints: tuple[tuple[float, float], ...]
     incidents: tuple[MeasuredIncident, ...]
+    num_checkpoints: int = 0
+    unsaved_checkpoints: Mapping[int, tuple[float, str]] = field(default_factory=dict)
     rejected: tuple[float, ...] = ()
     completions: tuple[tuple[float, float], ...] = ()
     runtime: str = "mecefo"
@@ -172,6 +176,18 @@ class Timeline:
         """See `MeasuredIncident.recovered`."""
         return incident.recovered(self.is_over, self.is_complete)
 
+    def active_until(self, incident: MeasuredIncident) -> float:
+        """When a verified incident was over and its lost ranks were back: -inf for one without a verified effect."""
+        if incident.verified is None:
+            return -inf
+        known = [at for at in (incident.lifted, incident.rejoined, incident.committed) if at is not None]
+        lasts = incident.lifted is None and (incident.is_loss or incident.goes_on)
+        return self.ended_seconds if lasts or not known else max(known)
+
+    def is_active(self, incident: MeasuredIncident, at: float) -> bool:
+        """Whether a verified incident was active at that time."""
+        return incident.injected is not None and incident.injected <= at <= self.active_until(incident)
+
     def is_degraded(self, step: CommittedStep) -> bool:
         """Whether `step` ran with a rank missing, or while a fault on its ranks or links came or was active."""
         if self.num_ranks is not None and self.members_of.get(step.epoch, self.num_ranks) < self.num_ranks:
@@ -227,7 +243,8 @@ class Timeline:
 class Told:
     """What the main job's events told: `records` by time, without those of steps and checkpoints, which are apart.
 
-    `twin_records` are those of the baseline. `checkpoints` are the times (from, to) for which training waited.
+    `twin_records` are those of the baseline. `checkpoints` are the times (from, to) for which training waited, of
+    `num_checkpoints` the `unsaved_checkpoints` those that were not saved, with when and why.
     `began_seconds` and `ended_seconds` are when the first and the last event of the job happened, `newest_seconds` the
     last of all.
     """
@@ -238,6 +255,8 @@ class Told:
     twin: Steps
     first_step_told_seconds: float | None
     checkpoints: tuple[tuple[float, float], ...]
+    num_checkpoints: int
+    unsaved_checkpoints: Mapping[int, tuple[float, str]]
     began_seconds: float | None
     ended_seconds: float | None
     newest_seconds: float
@@ -279,6 +298,8 @@ def read(told: Told) -> Timeline:
         stalls=stalls,
         coordinator_downs=coordinator_downs(main, ended),
         checkpoints=told.checkpoints,
+        num_checkpoints=told.num_checkpoints,
+        unsaved_checkpoints=told.unsaved_checkpoints,
         incidents=read_incidents(main, steps, stalls, attribution, is_command=is_command),
         rejected=tuple(one.monotonic_seconds for one in _of(StepUnfit, main)),
         completions=tuple(

@@ -8,7 +8,7 @@ from math import inf
 from chaos.faults import registry
 from chaos.faults.network.link import SlowLink
 from harness.analysis.command.attempts import COMMAND_RUNTIME
-from harness.analysis.incident import RESTORED_STEPS, MeasuredIncident
+from harness.analysis.incident import RESTORED_STEPS
 from harness.analysis.integrity import LOSS_STEPS
 from harness.analysis.steps import WARM_UP_STEPS, WORK_UNITS
 from harness.analysis.throughput import windows_under_fault
@@ -45,6 +45,7 @@ def caveats(summary: Summary, timeline: Timeline | None, num_unreadable: int) ->
         *(_of_the_incidents(summary, timeline) if timeline is not None else ()),
         *_of_what_did_not_fire(timeline),
         *_of_the_unplanned(summary),
+        *_of_the_checkpoints(timeline),
         *_of_the_repairs(timeline),
     ]
 
@@ -290,6 +291,21 @@ def _of_what_did_not_fire(timeline: Timeline | None) -> list[str]:
     return shown
 
 
+def _of_the_checkpoints(timeline: Timeline | None) -> list[str]:
+    """Checkpoints that were not saved: a job that needs one goes back to an older one, or to the start."""
+    unsaved = {} if timeline is None else timeline.unsaved_checkpoints
+    if timeline is None or not unsaved:
+        return []
+    step, (_, reason) = next(iter(unsaved.items()))
+    of_faults = sum(any(timeline.is_active(one, at) for one in timeline.incidents) for at, _ in unsaved.values())
+    while_active = f", {of_faults} of them while a fault was active" if of_faults else ""
+    older = "an older one, or to its start" if len(unsaved) < timeline.num_checkpoints else "its start"
+    return [
+        f"{len(unsaved)} of {count(timeline.num_checkpoints, 'checkpoint')} could not be saved{while_active}. The "
+        f"first was that of step {step}: {reason}. A job that needs one of them goes back to {older}."
+    ]
+
+
 def unplanned_words(loss: UnplannedLossSummary) -> str:
     """`Rank 3 was lost after step 57 (killed by SIGKILL), which no fault explains`."""
     parts = [name_numbers("rank", loss.ranks)] if loss.ranks else []
@@ -356,7 +372,7 @@ def _of_the_incidents(summary: Summary, timeline: Timeline) -> list[str]:
 def _active_together(timeline: Timeline) -> list[str]:
     """Incidents that were still active when the next was injected: no measurement tells their costs apart."""
     times = sorted((one.injected, one.incident) for one in timeline.incidents if one.injected is not None)
-    until = {one.incident: _active_until(one, timeline) for one in timeline.incidents}
+    until = {one.incident: timeline.active_until(one) for one in timeline.incidents}
     found: list[str] = []
     for index, (injected, incident) in enumerate(times):
         earlier = sorted(number for _, number in times[:index] if until[number] > injected)
@@ -372,11 +388,3 @@ def _active_together(timeline: Timeline) -> list[str]:
     if len(found) > len(shown):
         shown.append(f"The same holds for {count(len(found) - len(shown), 'later incident')}.")
     return shown
-
-
-def _active_until(incident: MeasuredIncident, timeline: Timeline) -> float:
-    if incident.verified is None:
-        return -inf
-    known = [at for at in (incident.lifted, incident.rejoined, incident.committed) if at is not None]
-    lasts = incident.lifted is None and (incident.is_loss or incident.goes_on)
-    return timeline.ended_seconds if lasts or not known else max(known)

@@ -108,7 +108,7 @@ class Saving:
         for result in self._writer.results():
             if result.was_skipped or result.error is not None:
                 why = result.error or "the one before is still being written"
-                self._emitter.emit("warning", step=result.step, message=f"checkpoint not written: {why}")
+                self._emitter.emit("checkpoint_failed", step=result.step, reason=why, was_skipped=result.was_skipped)
                 continue
             self._emitter.emit(
                 "checkpoint_written",

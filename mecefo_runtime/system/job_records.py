@@ -147,6 +147,16 @@ class CheckpointWritten(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFailed(Record):
+    """A rank's part of a checkpoint was not saved; `was_skipped`: the one before was still being written."""
+
+    KIND: ClassVar[str] = "checkpoint_failed"
+
+    reason: str = ""
+    was_skipped: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRestored(Record):
     """All ranks continue from a checkpoint, after `step`."""
 
@@ -386,12 +396,3 @@ class JobEnded(Record):
 
     outcome: str | None = None
     steps_committed: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Warned(Record):
-    """A warning."""
-
-    KIND: ClassVar[str] = "warning"
-
-    message: str = ""

@@ -263,3 +263,12 @@ class RunEnded(Record):
     reason: str | None = None
     message: str | None = None
     num_events: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warned(Record):
+    """A warning."""
+
+    KIND: ClassVar[str] = "warning"
+
+    message: str = ""

@@ -26,13 +26,10 @@ from chaos.host import small_disk
 from chaos.host.undo_record import UndoRecord
 from chaos.spec.quantities import BytesText, bytes_text
 from chaos.spec.target import ResolvedTarget, Scope
-from mecefo_runtime.system.job_records import Warned
+from mecefo_runtime.system.job_records import CheckpointFailed
 from mecefo_runtime.system.record import Record
 
 _FILL_BYTES = 1 << 24
-# What the runtime says of a checkpoint that it could not write, and what it says of one for which it had no time.
-_NOT_WRITTEN = "checkpoint not written: "
-_NO_TIME = "the one before is still being written"
 
 
 class FillParameters(BaseModel):
@@ -138,7 +135,7 @@ class FillDisk(Fault[FillParameters]):
         last_steps: list[int] = []
 
         def is_failure(record: Record) -> bool:
-            if not isinstance(record, Warned) or not self._is_failed_checkpoint(record):
+            if not isinstance(record, CheckpointFailed) or not self._is_of_the_disk(record):
                 return False
             # Now: when the task that waits for it continues, the step after it may have been committed.
             last_steps.append(context.watch.last_step)
@@ -151,7 +148,7 @@ class FillDisk(Fault[FillParameters]):
                 said = "succeeded" if refusal is None else f"failed with {errno.errorcode.get(refusal, refusal)}"
                 raise EffectNotSeen(f"a write of 1 byte to {ballast.parent} {said}: its disk is not full")
             told = await failure
-            assert isinstance(told, Warned)
+            assert isinstance(told, CheckpointFailed)
             step = max(told.step or 0, last_steps[0]) + 1
             await context.watch.wait_for_step(step, timeout_seconds)
             status, ballast_bytes = os.statvfs(ballast.parent), ballast.stat().st_size
@@ -176,7 +173,7 @@ class FillDisk(Fault[FillParameters]):
             "free_bytes": free,
             "ballast_bytes": ballast_bytes,
             "own_disk": record.disk is not None,
-            "checkpoint_failed": {"step": told.step, "rank": told.rank, "message": told.message},
+            "checkpoint_failed": {"step": told.step, "rank": told.rank, "reason": told.reason},
             "step_committed_after": step,
         }
 
@@ -199,9 +196,8 @@ class FillDisk(Fault[FillParameters]):
             raise HealError(f"the disk of {ballast.parent} is still full, though nothing of ours is on it any more")
         return {"undone": "a write of 1 byte succeeds again", "folder": str(ballast.parent), "returned": returned}
 
-    def _is_failed_checkpoint(self, told: Warned) -> bool:
-        is_failed = told.message.startswith(_NOT_WRITTEN) and _NO_TIME not in told.message
-        return is_failed and (told.step or 0) > self._last_step
+    def _is_of_the_disk(self, told: CheckpointFailed) -> bool:
+        return not told.was_skipped and (told.step or 0) > self._last_step
 
     def _is_small(self, folder: Path | None, run_folder: Path | None = None) -> bool:
         """Whether `folder` is on a filesystem that is small, and not one that the machine or the run lives on."""

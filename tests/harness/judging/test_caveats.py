@@ -1,5 +1,7 @@
 """What a reader must know beside the figures: losses of the baseline, and incidents that were active together."""
 
+from dataclasses import replace
+
 import pytest
 
 from mecefo_runtime.system.events import TWIN_JOB
@@ -61,3 +63,35 @@ def test_incidents_apart_need_no_caveat():
 def test_an_incident_without_effect_is_active_with_no_other():
     both = (Fault(step=20, repair_steps=20, verified=False), Fault(step=30, node=2, repair_steps=20))
     assert not caveats_with(TOGETHER, run(faults=both))
+
+
+def checkpoints(events, failing, reason="OSError: [Errno 28] No space left on device"):
+    """A checkpoint after each tenth step, those of the steps `failing` not saved."""
+    found = []
+    for event in events:
+        found.append(event)
+        if event.kind == "step_committed" and event.job == "main" and event.step % 10 == 0:
+            is_failing = event.step in failing
+            fields = {"reason": reason, "was_skipped": False} if is_failing else {"units": [], "blocking_seconds": 0.0}
+            found.append(
+                replace(event, kind="checkpoint_failed" if is_failing else "checkpoint_written", fields=fields)
+            )
+    return found
+
+
+def test_checkpoints_that_all_fail_are_told():
+    (caveat,) = caveats_with("could not be saved", checkpoints(run(faults=()), range(10, 70, 10)))
+    assert caveat == (
+        "6 of 6 checkpoints could not be saved. The first was that of step 10: OSError: [Errno 28] No space left on "
+        "device. A job that needs one of them goes back to its start."
+    )
+
+
+def test_checkpoints_that_fail_while_a_fault_is_active_are_told_as_such():
+    (caveat,) = caveats_with("could not be saved", checkpoints(run(faults=(Fault(step=25),)), (30, 60)))
+    assert caveat.startswith("2 of 6 checkpoints could not be saved, 1 of them while a fault was active.")
+    assert caveat.endswith("goes back to an older one, or to its start.")
+
+
+def test_saved_checkpoints_need_no_caveat():
+    assert not caveats_with("could not be saved", checkpoints(run(), ()))

@@ -74,8 +74,9 @@ def write(folder):
     (folder / "more").write_bytes(b"x")
 
 
-def warning(message):
-    return Event("warning", "rank", 0.0, 0.0, 1, step=20, rank=1, fields={"message": message})
+def checkpoint_failed(reason, *, was_skipped=False):
+    fields = {"reason": reason, "was_skipped": was_skipped}
+    return Event("checkpoint_failed", "rank", 0.0, 0.0, 1, step=20, rank=1, fields=fields)
 
 
 async def live(context, fault, act, *events, timeout_seconds=TIMEOUT_SECONDS):
@@ -87,7 +88,7 @@ async def live(context, fault, act, *events, timeout_seconds=TIMEOUT_SECONDS):
     return await verification
 
 
-FAILED = warning("checkpoint not written: layer.3: OSError: [Errno 28] No space left on device")
+FAILED = checkpoint_failed("layer.3: OSError: [Errno 28] No space left on device")
 STEP = Event("step_committed", "rank", 0.0, 0.0, 1, step=21)
 
 
@@ -109,7 +110,7 @@ def test_the_small_disk_is_full_and_the_machines_is_not(context):
         assert json.loads(json.dumps(evidence)) == evidence
         assert evidence["total_bytes"] == MEGABYTE
         assert evidence["free_bytes"] == 0
-        assert evidence["checkpoint_failed"] == {"step": 20, "rank": 1, "message": FAILED.fields["message"]}
+        assert evidence["checkpoint_failed"] == {"step": 20, "rank": 1, "reason": FAILED.fields["reason"]}
         assert evidence["step_committed_after"] == 21
     finally:
         fault.undo(as_read(act))
@@ -168,7 +169,7 @@ def test_not_applied_it_is_not_verified(context):
     [
         [STEP],
         [FAILED],
-        [warning("checkpoint not written: the one before is still being written"), STEP],
+        [checkpoint_failed("the one before is still being written", was_skipped=True), STEP],
         [replace(FAILED, step=19), STEP],
     ],
     ids=["no checkpoint failed", "the job stood still", "a checkpoint was skipped", "it was under way before"],
