@@ -9,8 +9,10 @@ from typing import Any, ClassVar
 from chaos.errors import InjectionError
 from chaos.faults.base import Act, End, FaultContext, NoParameters, RunContext
 from chaos.faults.network.link import LinkFault, act_on_ranks
+from chaos.faults.network.presence import Side
 from chaos.host.links.check import COORDINATOR, Link
 from chaos.spec.target import ResolvedTarget, Scope
+from mecefo_runtime.job.layout import Cluster
 
 
 class _Isolation(LinkFault[NoParameters]):
@@ -33,16 +35,23 @@ class IsolateNode(_Isolation):
     def __init__(self, parameters: NoParameters) -> None:
         super().__init__(parameters)
         self._ends: tuple[End, ...] = ()
+        self._cluster: Cluster | None = None
 
     def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
         """Plan the rules, at the node's own ends of all its links."""
         if context.links is not None:
-            self._ends = context.links.ends()
+            self._ends, self._cluster = context.links.ends(), context.cluster
         return super().prepare(target, context)
 
     def _links(self, target: ResolvedTarget) -> tuple[Link, ...]:
         here = [end for end in self._ends if end in target.ranks or end in {f"node-{node}" for node in target.nodes}]
         return tuple(product(here, (end for end in self._ends if end not in here)))
+
+    def _sides(self, target: ResolvedTarget) -> tuple[Side, ...]:
+        """Each node needs one rank; outside there is always the coordinator."""
+        if self._cluster is None:
+            return (target.ranks,)
+        return tuple(tuple(self._cluster.ranks_of(node)) for node in target.nodes)
 
 
 class DropCoordinatorLink(_Isolation):

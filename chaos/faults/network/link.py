@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from chaos.errors import EffectNotSeen, EnvironmentFailure, InjectionError, TargetNotFound, UsageError
 from chaos.faults.base import Act, ConnectionHost, Fault, FaultContext, Fidelity, LinkHost, NoParameters, RunContext
 from chaos.faults.network.look import Look, is_loss, look, probes_for_loss
+from chaos.faults.network.presence import Presence, Side, absent
 from chaos.host.links import remove_rules
 from chaos.host.links.check import Link, check_link, name_of
 from chaos.host.links.nccl_transport import read_routes, refuse_what_no_rule_touches
@@ -60,6 +61,8 @@ class LinkFault(Fault[ParametersT]):
     def __init__(self, parameters: ParametersT) -> None:
         super().__init__(parameters)
         self._before: dict[Link, Look] = {}
+        self._presence: Presence | None = None
+        self._listening: asyncio.Task[Any] | None = None
 
     def check(self, target: ResolvedTarget, run: RunContext) -> None:
         """Refuse links without two ends, or with both ends on one host."""
@@ -73,6 +76,9 @@ class LinkFault(Fault[ParametersT]):
             raise InjectionError(f"{self.kind} needs a backend whose nodes have network links of their own")
         if not links:
             raise TargetNotFound(f"{target} is no link")
+        if (missing := absent(self._sides(target), context.processes)) is not None:
+            raise TargetNotFound(f"{missing}: a broken link to it changes nothing")
+        self._presence = Presence(self._sides(target), context)
         rules = context.links.plan_rules(links, self._rule())
         return self._act(target, context, LinkRecord(rules=tuple(rules), links=links).to_json())
 
@@ -97,15 +103,26 @@ class LinkFault(Fault[ParametersT]):
                 raise InjectionError(
                     f"link {name_of(link)} carried no probe before the fault, so an effect could not be measured"
                 )
+        if self._presence is not None:
+            self._listening = asyncio.create_task(context.watch.wait_for(self._presence.note, None))
         return await link_host(context).apply_rules(rules_of(act))
 
     async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
-        """Look at each link until all of them are as they should be, or the time is over."""
+        """Look at each link until all of them are as they should be, or the time is over, and at who is still there."""
+        try:
+            return await self._look_at_all(act, context, timeout_seconds)
+        finally:
+            if self._listening is not None:
+                self._listening.cancel()
+
+    async def _look_at_all(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
         try:
             async with asyncio.timeout(timeout_seconds):
                 told = await asyncio.gather(*(self._see(link, link_host(context)) for link in _links_of(act)))
         except TimeoutError:
             raise EffectNotSeen(f"the links could not be probed within {timeout_seconds:g} s") from None
+        if self._presence is not None and (missing := self._presence.lost()) is not None:
+            raise EffectNotSeen(f"{missing} any more: it ended before the effect on its link was verified")
         seen = dict(zip(_links_of(act), told, strict=True))
         return {
             "summary": self._summarize({link: str(one["summary"]) for link, one in seen.items()}),
@@ -129,6 +146,10 @@ class LinkFault(Fault[ParametersT]):
     def _links(self, target: ResolvedTarget) -> tuple[Link, ...]:
         """The links that it touches, which are all known from the target."""
         return target.links
+
+    def _sides(self, target: ResolvedTarget) -> tuple[Side, ...]:
+        """Who must be in the job, one rank of each: by default, whoever is at either end of its links."""
+        return tuple((end,) for link in self._links(target) for end in link if isinstance(end, int))
 
     def _rule(self) -> dict[str, Any]:
         """What is done to each link, both ways."""
@@ -323,7 +344,8 @@ class SlowLink(LinkFault[SlowLinkParameters]):
 def act_on_ranks(ranks: Iterable[int], context: FaultContext, record: Mapping[str, Any]) -> Act:
     """An act that affects `ranks`, not whoever is at the other ends: with all that share a network with one of them."""
     affected = {sharing for rank in ranks for sharing in link_host(context).sharing_network(rank)}
-    return Act(processes=context.processes.rank_processes(tuple(sorted(affected))), undo_record=record)
+    processes = context.processes.rank_processes(tuple(sorted(affected)))
+    return Act(processes=tuple(one for one in processes if one.process.is_running()), undo_record=record)
 
 
 def _links_of(act: Act) -> list[Link]:

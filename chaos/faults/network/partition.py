@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from chaos.faults.base import Act, FaultContext, RunContext
 from chaos.faults.network.link import LinkFault, act_on_ranks
+from chaos.faults.network.presence import Side
 from chaos.host.links.check import COORDINATOR, Link, check_groups, parse_groups
 from chaos.spec.target import ResolvedTarget, Scope
 
@@ -68,6 +69,10 @@ class Partition(LinkFault[PartitionParameters]):
         among_ranks: list[Link] = sorted((min(pair), max(pair)) for pair in pairs)
         alone: tuple[int | str, ...] = (*self._without_coordinator(), *self._supervisors)
         return (*among_ranks, *((end, COORDINATOR) for end in alone))
+
+    def _sides(self, target: ResolvedTarget) -> tuple[Side, ...]:
+        """Each group needs a member; the coordinator is always one."""
+        return tuple(group.ranks for group in self._groups if not group.has_coordinator)
 
     def _without_coordinator(self) -> tuple[int, ...]:
         """The ranks that no longer reach it; none where it is in no group."""

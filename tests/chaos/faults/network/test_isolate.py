@@ -11,14 +11,15 @@ import pytest
 
 from chaos.errors import EffectNotSeen, EnvironmentFailure, InjectionError
 from chaos.faults import registry
-from chaos.faults.base import FaultContext, OwnedProcess
+from chaos.faults.base import FaultContext
 from chaos.faults.network.isolate import DropCoordinatorLink, IsolateNode
 from chaos.faults.network.link import DropLink, ResetLink
 from chaos.faults.network.partition import Partition
+from chaos.faults.watch import Watch
 from chaos.host.links.nccl_transport import LOG_NAME
 from chaos.spec.target import ResolvedTarget
 from mecefo_runtime.job.layout import Cluster
-from mecefo_runtime.system.process import ProcessId
+from tests.chaos.faults.network.ranks import Ranks
 
 pytestmark = pytest.mark.unit
 
@@ -62,15 +63,17 @@ class FakeLinks:
         raise AssertionError("nobody asked for a rate")
 
 
-class Processes:
-    def rank_processes(self, ranks):
-        return tuple(OwnedProcess("rank", ProcessId(1000 + rank, 1), rank=rank, node=rank // 2) for rank in ranks)
-
-
 def host_with(links: FakeLinks | None, run_folder: Path = Path("nowhere")) -> FaultContext:
     unused = dict.fromkeys(field.name for field in dataclasses.fields(FaultContext))
     return FaultContext(
-        **{**unused, "processes": Processes(), "links": links, "cluster": CLUSTER, "run_folder": run_folder}
+        **{
+            **unused,
+            "processes": Ranks(),
+            "links": links,
+            "cluster": CLUSTER,
+            "run_folder": run_folder,
+            "watch": Watch(),
+        }
     )  # type: ignore[arg-type]
 
 

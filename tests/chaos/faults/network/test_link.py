@@ -21,6 +21,7 @@ from chaos.spec.target import ResolvedTarget
 from chaos.spec.trigger import Duration, Trigger
 from chaos.undo.ledger import Ledger, read_ledger
 from mecefo_runtime.job.layout import Cluster
+from tests.chaos.faults.network.ranks import Ranks
 
 pytestmark = pytest.mark.unit
 
@@ -142,10 +143,10 @@ def incident(kind, parameters):
     )
 
 
-def inject(folder, network, kind, parameters=None):
+def inject(folder, network, kind, parameters=None, *, processes=None):
     """Run one incident through the injector; returns its events by kind, and the rules while it was in force.
 
-    `network` None: on a backend that has none.
+    `network` None: on a backend that has none. `processes` are those of the ranks; by default, all are there.
     """
     events, in_force = {}, []
 
@@ -158,14 +159,18 @@ def inject(folder, network, kind, parameters=None):
 
     async def run():
         sessions = AgentSessions()
-        context = FaultContext(processes=None, inside=sessions, watch=Watch(), run_folder=folder, links=network)
+        context = FaultContext(
+            processes=processes or Ranks(), inside=sessions, watch=Watch(), run_folder=folder, links=network
+        )
         with Ledger(folder / "ledger.jsonl") as ledger:
             given = PARAMETERS[kind] if parameters is None else parameters
             injector = Injector(
                 [incident(kind, given)], registry(), frozenset(range(4)), context, sessions, ledger, emit, seed=3
             )
             injector.start()
-            while not events.keys() & {"undone", "undo_failed"} and (network or "unverified" not in events):
+            while not events.keys() & {"undone", "undo_failed"} and not (
+                "unverified" in events and "injected" not in events
+            ):
                 await asyncio.sleep(0.005)
             await injector.finish()
             if network:
@@ -287,7 +292,7 @@ def test_on_a_backend_without_links_nothing_is_planned(tmp_path):
 @each_kind
 def test_undo_needs_the_record_alone_and_can_be_repeated(network, kind):
     fault = registry()[kind](registry()[kind].Parameters.model_validate(PARAMETERS[kind]))
-    context = FaultContext(processes=None, inside=None, watch=Watch(), run_folder=None, links=network)
+    context = FaultContext(processes=Ranks(), inside=None, watch=Watch(), run_folder=None, links=network)
     act = fault.prepare(target_of(kind), context)
     assert network.rules == []
     record = json.loads(json.dumps(dict(act.undo_record)))
