@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ import click
 from chaos.commands.shared.options import JSON_OPTION, FileToWrite
 from chaos.commands.shared.output import print_json, print_text
 from chaos.errors import EnvironmentFailure, UsageError, nearest
+from mecefo_runtime.system.user_files import write_output
 
 if TYPE_CHECKING:
     from mecefo_runtime.prediction.device_model import DeviceModel
@@ -91,9 +91,9 @@ def calibrate(
     today = datetime.now(UTC).date().isoformat()
     table = measure_device(job, name=name or out.stem, model=model, links=links, date=today)
     try:
-        out.write_text(table.to_text(), encoding="utf-8")
+        write_output(out, table.to_text())
     except OSError as error:
-        raise EnvironmentFailure(f"{out} cannot be written: {os.strerror(error.errno or 0)}") from None
+        raise EnvironmentFailure(f"{out} cannot be written: {error.strerror}") from None
     if as_json:
         print_json(table.to_dict())
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,6 +15,7 @@ from chaos.commands.shared.grouped import option
 from chaos.commands.shared.options import OUTPUT
 from chaos.commands.shared.output import print_text
 from chaos.errors import EnvironmentFailure, UsageError, shown
+from mecefo_runtime.system.user_files import write_output
 
 T = TypeVar("T")
 
@@ -68,10 +68,13 @@ def _path(output: str | None, subject: str | None, force: bool) -> Path | None:
 
 def _write(path: Path, text: str, force: bool) -> None:
     try:
-        with path.open("w" if force else "x", encoding="utf-8") as file:
+        if force:
+            write_output(path, text)
+            return
+        with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except (OSError, ValueError) as error:
-        reason = os.strerror(error.errno or 0) if isinstance(error, OSError) else error
+        reason = error.strerror if isinstance(error, OSError) else error
         raise EnvironmentFailure(f"{path} cannot be written: {reason}") from None
 
 

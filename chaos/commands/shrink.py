@@ -13,6 +13,7 @@ from chaos.commands.shared import completing
 from chaos.commands.shared.options import OUT_OPTION, FileToWrite
 from chaos.commands.shared.stored import read_run
 from chaos.errors import EnvironmentFailure, InjectionError, UsageError
+from mecefo_runtime.system.user_files import write_output
 
 DEFAULT_MAX_RUNS = 30
 _STEP = "step="
@@ -161,6 +162,6 @@ def _in_short(values: Mapping[str, Any]) -> str:
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        write_output(path, text)
     except OSError as error:
         raise EnvironmentFailure(f"cannot write {path}: {error.strerror}. Choose another file with --output") from error

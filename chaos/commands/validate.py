@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -11,9 +10,6 @@ from chaos.commands.shared.options import JSON_OPTION
 from chaos.commands.shared.output import print_json, print_text
 from chaos.commands.shared.usage_errors import annotate
 from chaos.errors import UsageError
-
-# What a shell gives for `<(...)`; any other pipe may have no writer, and reading it would never end.
-_OPEN_PIPES = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 
 
 @click.command()
@@ -44,7 +40,6 @@ def _check(path: str) -> tuple[str, list[UsageError]]:
     from harness.run.preparation import prepare_anywhere, violations_anywhere
 
     try:
-        _refuse_pipes(path)
         # Never the name of a fault: `kill-node` is the file here.
         subject = path if path.startswith("/") else f"./{path}"
         experiment, source = read_options(subject, {}, violations=violations_anywhere)
@@ -54,17 +49,6 @@ def _check(path: str) -> tuple[str, list[UsageError]]:
         return "", [_in_file(problem, path) for problem in error.problems]
     counts = {"fault": len(experiment.faults), "incident": len(incidents), "gate": len(experiment.gates)}
     return ", ".join(f"{number} {word}{'' if number == 1 else 's'}" for word, number in counts.items()), []
-
-
-def _refuse_pipes(path: str) -> None:
-    """Raise a UsageError for what is there, but neither a file nor a folder (which has its own message)."""
-    try:
-        is_other = Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir())
-    except (OSError, ValueError):
-        # Reading it says why.
-        return
-    if is_other and not path.startswith(_OPEN_PIPES):
-        raise UsageError("not a regular file", path=path)
 
 
 def _in_file(problem: UsageError, path: str) -> UsageError:

@@ -17,6 +17,7 @@ from chaos.spec.validation_errors import said
 from mecefo_runtime.job.link import Link, Links
 from mecefo_runtime.prediction.device_model import DeviceModel, DeviceModelError, parse_device_model
 from mecefo_runtime.prediction.named_devices import NAMES, named_device
+from mecefo_runtime.system.user_files import read_input
 
 # A table has a few kilobytes.
 _MAX_FILE_BYTES = 2**20
@@ -50,13 +51,14 @@ def read_device(
         message = f"there is no device {shown(name)}: there are {', '.join(NAMES)}; or write the path of a .json file"
         raise UsageError(message, suggestion=nearest(name, NAMES))
     try:
-        with Path(name).expanduser().open("rb") as file:
-            content = file.read(_MAX_FILE_BYTES + 1)
+        content = read_input(Path(name).expanduser(), _MAX_FILE_BYTES + 1)
         if len(content) > _MAX_FILE_BYTES:
             raise UsageError(f"{name} is no device model: it is larger than any")
         return parse_device_model(content.decode())
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror or error}") from None
+    except RuntimeError:
+        raise UsageError(f"{name} names the home of a user that this machine does not know") from None
     except UnicodeDecodeError:
         raise UsageError(f"{name} is no device model: it is no text") from None
     except DeviceModelError as error:

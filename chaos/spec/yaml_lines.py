@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from chaos.errors import UsageError, all_of, shown
+from mecefo_runtime.system.user_files import read_input
 
 # An experiment is a page of text. What is beyond these is a mistake or an attack (deep nesting, exponential aliases).
 MAX_BYTES = 128 * 1024
@@ -89,8 +90,7 @@ def read(path: Path, mistakes: list[Mistake] | None = None) -> Document:
         UsageError: there is no such file, it cannot be read, or it is not a YAML mapping that makes sense.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+        content = read_input(path, MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"cannot read the file: {reason}", path=str(path)) from error

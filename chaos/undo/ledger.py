@@ -25,6 +25,7 @@ from typing import Any, Literal, Self
 
 from chaos.errors import ChaosError, EnvironmentFailure, HealError
 from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.user_files import read_regular
 
 Author = Literal["chaos", "watchdog", "heal"]
 State = Literal["prepared", "applied", "lapsed", "struck"]
@@ -213,7 +214,7 @@ class Ledger:
 def read_ledger(path: Path) -> Contents:
     """What stands in a ledger; of one that is not there, nothing. A last line that was cut off was never acted on."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except FileNotFoundError:
         return Contents()
     except OSError as error:

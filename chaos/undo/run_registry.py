@@ -19,6 +19,7 @@ from typing import Any
 
 from chaos.errors import EnvironmentFailure
 from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.user_files import read_regular
 
 STATE_VARIABLE = "CHAOS_STATE"
 _NAME = "mecefo-chaos"
@@ -127,7 +128,7 @@ def register(run: OpenRun) -> None:
     folder = writable_folder()
     path, partial = folder / f"{run.run}.json", folder / f".{run.run}.{os.getpid()}"
     try:
-        with partial.open("w", encoding="utf-8") as file:
+        with partial.open("w") as file:
             file.write(run.to_json() + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -165,7 +166,7 @@ def registered() -> tuple[Registered, ...]:
             continue
         for path in paths:
             try:
-                changed, text = path.stat().st_mtime, path.read_text(encoding="utf-8")
+                changed, text = path.stat().st_mtime, read_regular(path).decode()
             except FileNotFoundError:
                 continue
             except (OSError, UnicodeDecodeError):

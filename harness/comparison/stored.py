@@ -16,6 +16,7 @@ from harness.judging.summary import Summary
 from harness.store.log import legible
 from harness.store.runs import SET_FILE, find_run
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.user_files import read_input
 
 
 def find_samples(out: Path, reference: str) -> list[Sample]:
@@ -60,7 +61,7 @@ def verdict_but_gates(folder: Path) -> str:
 
 def _read(path: Path) -> list[Sample]:
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(read_input(path))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"cannot be read as JSON: {error}", path=str(path)) from error
     if isinstance(document, Mapping) and "verdict" in document and "experiment_hash" in document:

@@ -10,6 +10,7 @@ from chaos.host.run_files import EVENTS_FILE
 from harness.exporter.job import JobExporter
 from harness.judging.stored import judge
 from harness.store.log import LogError, parse_line
+from mecefo_runtime.system.user_files import open_regular
 
 LOG_POLL_SECONDS = 0.25
 
@@ -27,7 +28,7 @@ def follow(folder: Path, exporter: JobExporter, on_ready: Callable[[], None]) ->
     is_ready = is_over = False
     num_events = num_unreadable = 0
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             rest = b""
             while True:
                 *lines, rest = (rest + file.read()).split(b"\n")

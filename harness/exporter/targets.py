@@ -19,6 +19,7 @@ from typing import Any
 
 from mecefo_runtime.system.events import MAIN_JOB, Event
 from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.user_files import read_regular
 
 TARGETS_FILE = "prometheus.json"
 OWNER_LABEL = "__chaos_owner"
@@ -153,7 +154,7 @@ def _listed(targets: object) -> list[object]:
 def _read(path: Path) -> list[Mapping[str, Any]]:
     """The entries of the file that a run can have written; of one that is damaged, those that are whole."""
     try:
-        groups = json.loads(path.read_bytes())
+        groups = json.loads(read_regular(path))
     except (FileNotFoundError, ValueError, RecursionError):
         return []
     return [group for group in groups if _is_group(group)] if isinstance(groups, list) else []

@@ -35,6 +35,7 @@ from mecefo_runtime.job.layout import Cluster, LayoutError
 from mecefo_runtime.planners import goes_back_to
 from mecefo_runtime.prediction.device_model import DeviceModel, DeviceModelError, parse_device_model
 from mecefo_runtime.prediction.named_devices import NAMES, named_device
+from mecefo_runtime.system.user_files import read_input
 
 _KEYS: Mapping[tuple[str, ...], Collection[str]] = {
     (): tuple(ClusterFile.model_fields),
@@ -204,7 +205,7 @@ def _device(found: ClusterFile, folder: Path, problems: Problems) -> DeviceModel
         problems.add(("device",), message, nearest(name, NAMES))
         return None
     try:
-        device = parse_device_model(path.read_text(encoding="utf-8"))
+        device = parse_device_model(read_input(path).decode())
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text"
         problems.add(("device",), f"cannot read {path}: {reason}")

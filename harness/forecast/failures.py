@@ -14,6 +14,7 @@ import numpy as np
 from chaos.errors import UsageError, shown
 from harness.forecast.model import Failures, Loss
 from mecefo_runtime.job.layout import Cluster
+from mecefo_runtime.system.user_files import read_input
 
 _TRACE_COLUMNS = ("time", "node", "repair")
 _DRAWN_AT_ONCE = 1024
@@ -163,7 +164,7 @@ def read_trace(path: Path, cluster: Cluster, repair_seconds: float) -> tuple[Los
         UsageError: it cannot be read, or a line makes no sense.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_input(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text"
         raise UsageError(f"cannot read the trace: {reason}", path=str(path)) from error

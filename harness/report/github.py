@@ -13,6 +13,7 @@ from typing import Any, TextIO
 from harness.analysis.words import name_seconds, one_line
 from harness.judging.summary import GateResult, IncidentSummary, Summary
 from harness.report import wording
+from mecefo_runtime.system.user_files import open_output
 
 MAX_SUMMARY_BYTES = 1024 * 1024
 MAX_ANNOTATIONS = 10
@@ -67,7 +68,7 @@ def append(path: Path, text: str) -> None:
         content = content[: max(0, room - len(_CUT.encode()))]
         content = content[: content.rfind(b"\n") + 1] + _CUT.encode()
     if len(content) <= room:
-        with path.open("ab") as file:
+        with open_output(path, "ab") as file:
             file.write(content)
 
 

@@ -139,9 +139,11 @@ def _examine_machine(
         return warnings
     with _collecting(problems):
         warnings += _check_machine(job, experiment)
-    if isinstance(job, JobConfig) and job.checkpoint is not None and job.checkpoint.resume and job.checkpoint.folder:
+    if job.checkpoint is not None and job.checkpoint.folder:
         with _collecting(problems):
-            newest_durable(job)
+            _check_checkpoint_folder(Path(job.checkpoint.folder))
+            if isinstance(job, JobConfig) and job.checkpoint.resume:
+                newest_durable(job)
     return warnings
 
 
@@ -161,6 +163,18 @@ def _check_data(data: str | None, sequence_length: int) -> None:
         read_corpus(data, sequence_length=sequence_length)
     except DataError as error:
         raise UsageError(str(error), key="job.data") from error
+
+
+def _check_checkpoint_folder(folder: Path) -> None:
+    key = "job.checkpoint.folder"
+    try:
+        there = next(place for place in (folder, *folder.parents) if place.exists())
+        if not there.is_dir():
+            raise UsageError(f"{there} is not a folder: name one that is, or that can be made", key=key)
+        if there == folder:
+            os.scandir(folder).close()
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be used: {error.strerror}", key=key) from error
 
 
 def _check_machine(job: AnyConfig, experiment: Experiment) -> list[str]:

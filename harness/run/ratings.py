@@ -22,6 +22,7 @@ from harness.store.files import write_whole
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.prediction.device_model import rescaled
+from mecefo_runtime.system.user_files import read_regular
 
 KEPT_FILE = "ratings.json"
 _MAX_KEPT = 50
@@ -50,7 +51,7 @@ def keep_ratings(out: Path, ratings: Mapping[str, Any] | None, backend: str) -> 
 
 def _read(out: Path) -> list[dict[str, Any]]:
     try:
-        kept = json.loads((out / KEPT_FILE).read_text(encoding="utf-8"))
+        kept = json.loads(read_regular(out / KEPT_FILE))
     except (OSError, ValueError, RecursionError):
         return []
     return [one for one in kept if isinstance(one, dict)] if isinstance(kept, list) else []
@@ -65,11 +66,7 @@ def _where(backend: str) -> dict[str, Any]:
     """What the speed of ranks depends on, beside the job."""
     cpu = platform.machine()
     with suppress(OSError):
-        names = (
-            line
-            for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-            if line.startswith("model name")
-        )
+        names = (line for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if line.startswith("model name"))
         cpu = next(names, cpu).rpartition(":")[2].strip()
     cores = len(os.sched_getaffinity(0))
     return {"machine": platform.node(), "cpu": cpu, "cores": cores, "torch": version("torch"), "backend": backend}

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from chaos.errors import EnvironmentFailure
+from mecefo_runtime.system.user_files import write_output
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -19,14 +20,14 @@ def write_whole(path: Path, text: str) -> None:
     """
     try:
         if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")
+            write_output(path, text)
             return
     except OSError as error:
         raise EnvironmentFailure(f"cannot write {path}: {error.strerror}") from error
     path = path.resolve()
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_text(text)
         partial.replace(path)
     except OSError as error:
         with suppress(OSError):

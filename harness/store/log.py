@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from chaos.errors import EnvironmentFailure, shown
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.user_files import open_regular
 
 
 class LogError(EnvironmentFailure):
@@ -47,7 +48,7 @@ def read_events(path: Path) -> Log:
     unreadable: list[int] = []
     is_half = False
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue

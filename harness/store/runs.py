@@ -26,6 +26,7 @@ from chaos.errors import EnvironmentFailure, UsageError, shown
 from chaos.host.run_files import EVENTS_FILE, SUMMARY_FILE
 from harness.store.agreement import contradictions_of_files, contradictions_of_start, no_beginning, wrong_number
 from mecefo_runtime.system.events import MAIN_JOB, Event
+from mecefo_runtime.system.user_files import open_regular, read_regular
 
 SET_FILE = "set.json"
 LATEST = "latest"
@@ -319,7 +320,7 @@ def _doubts(log: _Log, summary: Mapping[str, Any]) -> Iterator[str]:
 
 def _read_log(path: Path) -> _Log:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             first = _event(file.readline(_TAIL_BYTES))
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
             tail = [event for event in map(_event, file.read(_TAIL_BYTES).splitlines()) if event is not None]
@@ -360,7 +361,7 @@ def _is_alive(pid: int, since_seconds: float) -> bool:
 
 def _read_summary(path: Path) -> Mapping[str, Any] | None:
     try:
-        summary = json.loads(path.read_bytes())
+        summary = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError):
         return None
     return summary if isinstance(summary, dict) and isinstance(summary.get("verdict"), str) else None

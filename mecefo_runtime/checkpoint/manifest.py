@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from mecefo_runtime.job.config import JobConfig, ModelConfig
+from mecefo_runtime.system.user_files import open_regular, read_regular
 
 MANIFEST = "unit.json"
 FORMAT = "mecefo-unit"
@@ -149,7 +150,7 @@ class Manifest:
         """
         expected = "the description of a unit"
         try:
-            content = path.read_bytes()
+            content = read_regular(path)
         except OSError as error:
             raise CheckpointCorrupt(path, expected, words_of(error)) from None
         try:
@@ -218,7 +219,7 @@ def verified_files(place: Path, manifest: Manifest) -> Iterator[dict[str, IO[byt
         for name, record in manifest.files.items():
             path = place / name
             try:
-                file = files[name] = stack.enter_context(path.open("rb"))
+                file = files[name] = stack.enter_context(open_regular(path))
                 found = measure(file)
             except OSError as error:
                 raise CheckpointCorrupt(path, f"{record.num_bytes} bytes", words_of(error)) from None

@@ -37,7 +37,7 @@ def read_corpus(path: str | None, *, sequence_length: int = 1) -> bytes:
     Raises:
         DataError: it is missing, unreadable, not text, or too short.
     """
-    text = _read_standard_library() if path is None else _read(str(Path(path).expanduser().absolute()))
+    text = _read_standard_library() if path is None else _read(_absolute(path))
     if len(text) <= sequence_length:
         raise DataError(
             f"{path or 'the standard library'} has {len(text)} bytes of text, a sequence needs {sequence_length + 1}: "
@@ -114,6 +114,15 @@ def sample_checksum(sample: int) -> int:
 def checksum(samples: Sequence[int]) -> int:
     """The sum of the samples' checksums, whatever their order."""
     return sum(map(sample_checksum, samples))
+
+
+def _absolute(path: str) -> str:
+    try:
+        return str(Path(path).expanduser().absolute())
+    except RuntimeError:
+        raise DataError(
+            f"{path} names the home of a user that this machine does not know: give the whole path"
+        ) from None
 
 
 @functools.cache

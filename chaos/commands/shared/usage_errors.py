@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import click
 
 from chaos.errors import ChaosError, UsageError, in_terms
+from mecefo_runtime.system.user_files import open_output, write_output
 
 # GitHub shows ten of a kind for each step.
 _MAX_ANNOTATIONS = 10
@@ -30,7 +31,7 @@ def leave_traces(arguments: Sequence[str], error: ChaosError) -> None:
     if (path := _junit_file(before)) is not None:
         # Where it cannot be written, that is the error which is told, or it is told by the exit code.
         with contextlib.suppress(OSError, ValueError):
-            path.write_text(_junit(before, errors, title), encoding="utf-8")
+            write_output(path, _junit(before, errors, title))
 
 
 def annotate(errors: Sequence[UsageError], title: str = "usage error") -> None:
@@ -44,8 +45,8 @@ def annotate(errors: Sequence[UsageError], title: str = "usage error") -> None:
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         lines = [f"### ⛔ chaos: {title}", "", "```text", *map(str, errors), "```", ""]
         try:
-            with Path(summary).open("a", encoding="utf-8") as file:
-                file.write("\n".join(lines))
+            with open_output(Path(summary), "ab") as file:
+                file.write("\n".join(lines).encode(errors="replace"))
         except (OSError, ValueError) as error:
             click.echo(f"chaos: cannot write the step's summary: {error}", err=True)
 

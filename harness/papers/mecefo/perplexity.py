@@ -12,6 +12,7 @@ from pathlib import Path
 from chaos.errors import UsageError
 from harness.papers.mecefo.claims import PROCESSES, perplexity_increase
 from mecefo_runtime.system.json_values import from_json
+from mecefo_runtime.system.user_files import read_input
 
 SHIPPED_FILE = "perplexity.json"
 _PERCENT = r"([+-]?[\d.]+)%"
@@ -54,7 +55,7 @@ class Convergence:
 
 def shipped_convergence() -> Convergence:
     """The figures that stand in docs/explanation/convergence.md."""
-    return from_json(Convergence, json.loads(files(__package__).joinpath(SHIPPED_FILE).read_text(encoding="utf-8")))
+    return from_json(Convergence, json.loads(files(__package__).joinpath(SHIPPED_FILE).read_text()))
 
 
 def read_convergence(path: Path) -> Convergence:
@@ -64,7 +65,7 @@ def read_convergence(path: Path) -> Convergence:
         UsageError: the file cannot be read, or holds no such table.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_input(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UsageError(f"cannot be read: {reason}", path=str(path)) from error

@@ -16,6 +16,7 @@ from harness.papers.mecefo.emulated import EmulatedRun
 from harness.papers.mecefo.setting import Cell
 from harness.store.files import write_whole
 from mecefo_runtime.system.json_values import JsonTypeError, from_json, to_json
+from mecefo_runtime.system.user_files import read_regular
 
 FORMAT = "chaos paper mecefo 1"
 SHIPPED_FILE = "measured.json"
@@ -69,7 +70,7 @@ def read_results(folder: Path) -> Results:
         paths = sorted(folder.glob(f"*{_SUFFIX}")) if folder.is_dir() else []
         if folder.exists() and not folder.is_dir():
             raise UsageError("is no folder", path=str(folder))
-        texts = {path: path.read_bytes() for path in paths}
+        texts = {path: read_regular(path) for path in paths}
     except OSError as error:
         raise EnvironmentFailure(f"cannot read {folder}: {error.strerror}") from error
     return _by_key(_parse(raw, path) for path, raw in texts.items())

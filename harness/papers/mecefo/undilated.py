@@ -23,6 +23,7 @@ from harness.papers.mecefo.setting import METHODS
 from harness.run.execute import execute
 from harness.store.files import write_whole
 from mecefo_runtime.system.json_values import JsonTypeError, from_json, to_json
+from mecefo_runtime.system.user_files import read_regular
 
 # In a folder of results, and as it comes with this version.
 FILE = "undilated.json"
@@ -101,6 +102,6 @@ def measure(num_seeds: int, folder: Path, stream: TextIO) -> Undilated:
 def read_undilated(folder: Path) -> Undilated:
     """What was measured last with that folder, else what came with this version."""
     try:
-        return from_json(Undilated, json.loads((folder / FILE).read_text(encoding="utf-8")))
+        return from_json(Undilated, json.loads(read_regular(folder / FILE)))
     except (OSError, ValueError, JsonTypeError, RecursionError):
-        return from_json(Undilated, json.loads(files(__package__).joinpath(FILE).read_text(encoding="utf-8")))
+        return from_json(Undilated, json.loads(files(__package__).joinpath(FILE).read_text()))

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from chaos.errors import UsageError
 from mecefo_runtime.system.json_values import JsonTypeError, from_json
+from mecefo_runtime.system.user_files import read_input
 
 FILE = "saving.json"
 COMMAND = "python -m benchmarks.snapshots --part saving --saving FILE"
@@ -74,9 +75,9 @@ def read_saving(path: Path | None) -> Saving | None:
     """
     if path is None:
         shipped = files(__package__).joinpath(FILE)
-        return _parse(shipped.read_text(encoding="utf-8"), FILE) if shipped.is_file() else None
+        return _parse(shipped.read_text(), FILE) if shipped.is_file() else None
     try:
-        return _parse(path.read_text(encoding="utf-8"), str(path))
+        return _parse(read_input(path).decode(), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot be read: {error}", path=str(path)) from error
 

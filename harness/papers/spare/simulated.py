@@ -24,6 +24,7 @@ from harness.papers.spare.simulation import Outcome, simulate
 from harness.store.files import write_whole
 from mecefo_runtime.stacks.rulers import largest_redundancy
 from mecefo_runtime.system.json_values import JsonTypeError, from_json, to_json
+from mecefo_runtime.system.user_files import read_regular
 
 FORMAT = "chaos paper spare 1"
 FILE = "simulated.json"
@@ -120,7 +121,7 @@ def read_simulated(folder: Path) -> Simulated:
         EnvironmentFailure: it may not be read.
     """
     own = _own(folder)
-    return own if own is not None else _parse(files(__package__).joinpath(FILE).read_text(encoding="utf-8"), FILE)
+    return own if own is not None else _parse(files(__package__).joinpath(FILE).read_text(), FILE)
 
 
 def simulate_rows(
@@ -195,7 +196,7 @@ def _own(folder: Path) -> Simulated | None:
         raise UsageError("is no folder", path=str(folder))
     path = folder / FILE
     try:
-        return _parse(path.read_text(encoding="utf-8"), str(path))
+        return _parse(read_regular(path).decode(), str(path))
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:

@@ -18,6 +18,7 @@ from harness.papers.reft.real.draws import Draw, run_draws
 from harness.papers.reft.real.rungs import RungRun, all_asked, run_asked
 from harness.store.files import write_whole
 from mecefo_runtime.system.json_values import JsonTypeError, from_json, to_json
+from mecefo_runtime.system.user_files import read_regular
 
 FORMAT = "chaos paper reft 1"
 FILE = "measured.json"
@@ -40,12 +41,12 @@ def read_measured(folder: Path) -> Measured:
         UsageError: the file in it is none of ours.
         EnvironmentFailure: it may not be read.
     """
-    shipped = _parse(files(__package__).joinpath(FILE).read_text(encoding="utf-8"), FILE)
+    shipped = _parse(files(__package__).joinpath(FILE).read_text(), FILE)
     path = folder / FILE
     if folder.exists() and not folder.is_dir():
         raise UsageError("is no folder", path=str(folder))
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path).decode()
     except FileNotFoundError:
         return shipped
     except (OSError, UnicodeDecodeError) as error:
@@ -89,7 +90,7 @@ def measure_runs(num_runs: int, num_of_nodes: int, seed: int, folder: Path, stre
 
 def _own(folder: Path) -> Measured:
     try:
-        return _parse((folder / FILE).read_text(encoding="utf-8"), str(folder / FILE))
+        return _parse(read_regular(folder / FILE).decode(), str(folder / FILE))
     except FileNotFoundError:
         return Measured()
     except OSError as error:
