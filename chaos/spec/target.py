@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from chaos.errors import UsageError, nearest, setting, shown
+from chaos.spec.link_draw import draw_links
 from chaos.spec.trigger import split_pairs, whole_number
 from mecefo_runtime.job.layout import Cluster
 
@@ -179,36 +180,10 @@ def _resolve_link(target: Target, cluster: Cluster, rng: random.Random, unavaila
         _check_range("rank", max(target.link), cluster.num_ranks)
         links = [(min(target.link), max(target.link))]
     elif target.random is not None and not any(map(target.numbers, _PLACES)):
-        links = _draw_links(target.random, cluster, rng, unavailable)
+        links = draw_links(target.random, cluster, rng, unavailable)
     else:
         raise UsageError(f"{target}, but the fault acts on links: write link=2-5, random or random:2")
     return ResolvedTarget(ranks=tuple(sorted({rank for link in links for rank in link})), links=tuple(sorted(links)))
-
-
-def _draw_links(
-    num_links: int, cluster: Cluster, rng: random.Random, unavailable: Collection[int]
-) -> list[tuple[int, int]]:
-    """Each link by new lots: the first rank there is, and the next one of another node that it is not yet linked to."""
-    if num_links > cluster.num_ranks:
-        raise UsageError(f"random:{num_links} links are more than the {cluster.num_ranks} that are drawn at once")
-    candidates = [rank for rank in range(cluster.num_places) if rank not in unavailable]
-    if len({cluster.node_of(rank) for rank in candidates}) < 2:
-        raise UsageError(f"random:{num_links} asks for links between nodes, but there are no two nodes to draw from")
-    drawn: list[tuple[int, int]] = []
-    for _ in range(num_links):
-        lots = [rng.random() for _ in range(cluster.num_ranks)]
-        order = sorted(candidates, key=lots.__getitem__)
-        pairs = (
-            (min(one, other), max(one, other))
-            for one in order
-            for other in order
-            if cluster.node_of(one) != cluster.node_of(other)
-        )
-        link = next((pair for pair in pairs if pair not in drawn), None)
-        if link is None:
-            raise UsageError(f"random:{num_links} asks for links between nodes, but there are only {len(drawn)}")
-        drawn.append(link)
-    return drawn
 
 
 def _draw(target: Target, candidates: Sequence[int], total: int, noun: str, rng: random.Random) -> Sequence[int]:
