@@ -270,6 +270,9 @@ class Fault(ABC, Generic[ParametersT]):
     # Whether it goes on for a time (`for`), and for how long where the user does not say: None is the job's end.
     has_lifetime: ClassVar[bool] = False
     default_lifetime: ClassVar[Duration | None] = None
+    # What of its target it has to itself while it is active, in words: no other fault with the same words may be active
+    # there, since the undo of the first would end both. None: several can be told apart.
+    exclusive: ClassVar[str | None] = None
     # Whether it acts inside the rank, which must then be held for it, also when it is to come at a time.
     acts_inside: ClassVar[bool] = False
     # Whether the effect shows only when the held ranks continue: they are let go before `verify`.

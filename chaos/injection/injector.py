@@ -21,6 +21,7 @@ from chaos.in_process.protocol import AgentSession, At, FromAgent, Hold, Holds, 
 from chaos.injection.agent_sessions import AgentSessions
 from chaos.injection.armed import Armed, last_of
 from chaos.injection.caps import ActiveRanks
+from chaos.injection.exclusive import Exclusive
 from chaos.injection.order import UndoOrder
 from chaos.plan.incident import Incident
 from chaos.spec.trigger import OPEN_PHASES, SNAPSHOT_PHASES, Duration
@@ -54,6 +55,7 @@ class Injector:
     ) -> None:
         self._may_fire = may_fire
         self._affected = ActiveRanks()
+        self._exclusive = Exclusive()
         self._order = UndoOrder()
         self._context = context
         self._sessions = sessions
@@ -249,10 +251,16 @@ class Injector:
                     self._emit("not_due", step=step, incident=incident.incident, reason=reason)
                     return
                 raise InjectionError(f"not fired: {reason}")
+            if fault.exclusive is not None and (reason := await self._exclusive.why_taken(incident, fault.exclusive)):
+                if incident.may_be_left_out:
+                    self._emit("not_due", step=step, incident=incident.incident, reason=reason)
+                    return
+                raise InjectionError(f"not fired: {reason}")
             await fault.look(incident.target, self._context)
             act = fault.prepare(incident.target, self._context)
             self._ledger.prepare(incident.incident, incident.fault, act.undo_record)
             self._affected.begin(incident)
+            self._exclusive.begin(incident, fault.exclusive)
             self._order.begin(fault)
             try:
                 await self._act(armed, act, step)
@@ -264,6 +272,7 @@ class Injector:
             self._emit("unverified", step=step, incident=incident.incident, reason=str(error))
         finally:
             self._affected.end(incident)
+            self._exclusive.end(incident)
             self._order.end(fault)
             self._release(armed, step)
 

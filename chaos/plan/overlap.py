@@ -13,6 +13,7 @@ from typing import Literal
 from chaos.errors import UsageError
 from chaos.experiment.limits import Limits
 from chaos.plan.incident import Incident
+from chaos.spec.target import ResolvedTarget
 from chaos.spec.trigger import PHASES, Duration, Trigger
 from mecefo_runtime.job.layout import Cluster
 
@@ -62,11 +63,12 @@ def interval_of(trigger: Trigger, length: Duration | Literal["moment"] | None) -
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An incident, the key of the experiment that it comes from, and when it is active."""
+    """An incident, the key of the experiment that it comes from, when it is active, and `Fault.exclusive` of it."""
 
     incident: Incident
     key: str
     interval: Interval | None
+    exclusive: str | None = None
 
     @property
     def keeps_away(self) -> Interval | None:
@@ -83,16 +85,26 @@ class Placed:
 
 
 def taken_ranks(new: Placed, placed: Iterable[Placed]) -> set[int]:
-    """Ranks on which `new` is not drawn: those that are down then, or, if it is a loss, affected while it lasts."""
+    """Ranks on which `new` is not drawn.
+
+    Those that are down then, those affected while it lasts if it is a loss, and those that another fault has to itself.
+    """
     mine = new.keeps_away
     if mine is None:
         return set()
     taken: set[int] = set()
     for other in placed:
-        if new.incident.is_loss or other.incident.is_loss:
-            theirs = other.keeps_away
-            if theirs is not None and mine.overlaps(theirs):
-                taken.update(other.incident.target.ranks)
+        theirs = other.keeps_away if new.incident.is_loss or other.incident.is_loss else None
+        if theirs is not None and mine.overlaps(theirs):
+            taken.update(other.incident.target.ranks)
+        is_same = new.exclusive is not None and new.exclusive == other.exclusive and not other.incident.target.links
+        if (
+            is_same
+            and new.interval is not None
+            and other.interval is not None
+            and new.interval.overlaps(other.interval)
+        ):
+            taken.update(other.incident.target.ranks)
     return taken
 
 
@@ -115,6 +127,51 @@ def check(placed: Iterable[Placed], cluster: Cluster, limits: Limits) -> None:
             active.append((interval, one))
 
 
+def common(one: ResolvedTarget, other: ResolvedTarget) -> str | None:
+    """What both targets affect, in words, the first of it; None if they affect nothing in common."""
+    if one.links or other.links:
+        links = sorted(set(one.links) & set(other.links))
+        return f"link {links[0][0]}-{links[0][1]}" if links else None
+    if ranks := sorted(set(one.ranks) & set(other.ranks)):
+        return f"rank {ranks[0]}"
+    is_same = one.role == other.role and not (one.ranks or other.ranks)
+    return f"the {one.role}" if is_same and one.role else "the job" if is_same else None
+
+
+def check_exclusive(placed: Iterable[Placed]) -> None:
+    """Refuse faults that would be active together although one of them needs its target to itself.
+
+    Raises:
+        UsageError: two are, as far as that is known before the run.
+    """
+    active: dict[tuple[str, str], list[tuple[Interval, Placed]]] = {}
+    known = [(one.interval, one.exclusive, one) for one in placed if one.interval is not None and one.exclusive]
+    for interval, exclusive, one in sorted(known, key=lambda entry: entry[0].first):
+        same = active.setdefault((exclusive, interval.clock), [])
+        same[:] = [entry for entry in same if interval.first < entry[0].last]
+        for _, other in same:
+            if (where := common(one.incident.target, other.incident.target)) is not None and not _ends_before(
+                other, one
+            ):
+                mine, theirs = one.incident, other.incident
+                lasts = "to the end of the job" if theirs.lifetime is None else f"for {theirs.lifetime}"
+                raise UsageError(
+                    f"{mine.fault} on {mine.target} at {mine.trigger}, but {other.key} ({theirs.fault}) is active on "
+                    f"{where} from {theirs.trigger} {lasts}, and only one fault at a time can change {exclusive}: "
+                    "choose another target, or times that do not overlap",
+                    key=one.key,
+                )
+        same.append((interval, one))
+
+
+def _ends_before(one: Placed, other: Placed) -> bool:
+    """Whether `one`, which lasts so many steps, is over when the step of `other` begins."""
+    lifetime, begin, end = one.incident.lifetime, one.incident.trigger.step, other.incident.trigger.step
+    if lifetime is None or lifetime.steps is None or begin is None or end is None:
+        return False
+    return begin + lifetime.steps <= end
+
+
 def is_possible(new: Placed, placed: Iterable[Placed], cluster: Cluster, limits: Limits) -> str | None:
     """Why `new` cannot be beside `placed`, which can be; None if it can."""
     beside = [
@@ -124,6 +181,7 @@ def is_possible(new: Placed, placed: Iterable[Placed], cluster: Cluster, limits:
     ]
     try:
         check([*beside, new], cluster, limits)
+        check_exclusive([*beside, new])
     except UsageError as error:
         return error.message
     return None

@@ -22,7 +22,7 @@ from chaos.experiment.profile import (
 )
 from chaos.plan.incident import Incident, Plan
 from chaos.plan.needs import capabilities_of
-from chaos.plan.overlap import Interval, Placed, check, interval_of, is_possible, taken_ranks
+from chaos.plan.overlap import Interval, Placed, check, check_exclusive, interval_of, is_possible, taken_ranks
 from chaos.spec.recurrence import MAX_INCIDENTS
 from chaos.spec.target import WITHOUT_TARGET, ResolvedTarget, Target, resolve
 from chaos.spec.trigger import Duration, Trigger
@@ -116,6 +116,7 @@ def make_plan(
         _check_limits(placed, experiment, cluster)
     else:
         check(placed, cluster, experiment.limits)
+    check_exclusive(placed)
     if experiment.profile is not None:
         num_failures = sum(one.key == _PROFILE for one in placed)
         compression = time_compression(experiment.profile.name, cluster.num_ranks, num_failures)
@@ -270,7 +271,7 @@ def _inject_into(draft: _Draft, experiment: Experiment, cluster: Cluster, others
         draw=draft.draw,
         may_be_left_out=draft.may_be_left_out,
     )
-    here = Placed(anywhere, draft.key, draft.interval)
+    here = Placed(anywhere, draft.key, draft.interval, kind.exclusive)
     taken = set() if isinstance(experiment.job, CommandJob) else taken_ranks(here, others)
     racks = experiment.job.nodes_per_rack
     try:

@@ -128,7 +128,7 @@ def register(run: OpenRun) -> None:
     folder = writable_folder()
     path, partial = folder / f"{run.run}.json", folder / f".{run.run}.{os.getpid()}"
     try:
-        with partial.open("w") as file:
+        with partial.open("w", encoding="utf-8") as file:
             file.write(run.to_json() + "\n")
             file.flush()
             os.fsync(file.fileno())

@@ -47,10 +47,10 @@ class Timeline:
     `first_step` is 1, or the one after the checkpoint that the job began with. `checkpoints` are the times (from, to)
     for which training waited until the slowest rank had copied its part of one; of `num_checkpoints` that were begun
     `unsaved_checkpoints` are those that were not saved as a whole: step -> (when, why). `rejected` is when an attempt
-    at a step was found not fit to be committed. `completions` are when a layout was told under which a step begun before is
-    completed, and the share of the work on it that was lost. `attempts` and `restarts` are those of a command's job;
-    `runtime` says what the job ran on. `not_due` are incidents that chance had planned and that did not fire, each with
-    the reason.
+    at a step was found not fit to be committed. `completions` are when a layout was told under which a step begun
+    before is completed, and the share of the work on it that was lost. `attempts` and `restarts` are those of a
+    command's job; `runtime` says what the job ran on. `not_due` are incidents that chance had planned and that did not
+    fire, each with the reason.
     `losses` are those that the job told of, `unplanned` the ones that no fault explains (see `attribution`);
     `twin_unplanned` are those of the baseline, which no fault is for.
     """

@@ -66,7 +66,11 @@ def _where(backend: str) -> dict[str, Any]:
     """What the speed of ranks depends on, beside the job."""
     cpu = platform.machine()
     with suppress(OSError):
-        names = (line for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if line.startswith("model name"))
+        names = (
+            line
+            for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+            if line.startswith("model name")
+        )
         cpu = next(names, cpu).rpartition(":")[2].strip()
     cores = len(os.sched_getaffinity(0))
     return {"machine": platform.node(), "cpu": cpu, "cores": cores, "torch": version("torch"), "backend": backend}

@@ -27,7 +27,7 @@ def write_whole(path: Path, text: str) -> None:
     path = path.resolve()
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_text(text)
+        partial.write_text(text, encoding="utf-8")
         partial.replace(path)
     except OSError as error:
         with suppress(OSError):

@@ -32,6 +32,7 @@ class _Fault:
     has_lifetime = False
     acts_inside = False
     default_lifetime = None
+    exclusive = None
     Parameters = NoParameters
 
     def __init__(self, parameters):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar, Literal, TypeVar
@@ -30,10 +31,13 @@ from chaos.spec.trigger import Duration
 NUM_PROBES = 5
 PROBE_TIMEOUT_SECONDS = 0.5
 DEFAULT_DELAY_SECONDS = 0.05
+MIN_DELAY_SECONDS = 0.001
+MIN_LOSS_RATIO = 0.01
 # How much of a delay, and how much more than a rate, is taken for it.
 SEEN_DELAY_RATIO = 0.9
 SEEN_RATE_RATIO = 1.25
 RATE_SECONDS = 1.0
+TOLD_SECONDS = 2.0
 
 ParametersT = TypeVar("ParametersT", bound=BaseModel)
 
@@ -121,7 +125,11 @@ class LinkFault(Fault[ParametersT]):
                 told = await asyncio.gather(*(self._see(link, link_host(context)) for link in _links_of(act)))
         except TimeoutError:
             raise EffectNotSeen(f"the links could not be probed within {timeout_seconds:g} s") from None
-        if self._presence is not None and (missing := self._presence.lost()) is not None:
+        if (presence := self._presence) is not None and presence.lost() is not None:
+            # How a process ended is told a moment after its end.
+            with suppress(TimeoutError):
+                await context.watch.wait_for(lambda _: presence.lost() is None, TOLD_SECONDS)
+        if presence is not None and (missing := presence.lost()) is not None:
             raise EffectNotSeen(f"{missing} any more: it ended before the effect on its link was verified")
         seen = dict(zip(_links_of(act), told, strict=True))
         return {
@@ -254,6 +262,14 @@ class SlowLinkParameters(BaseModel):
             raise UsageError(
                 "slow-link has no effect as written: give it delay, such as 50ms, loss, such as 0.05, or bandwidth"
             )
+        if 0 < self.delay_seconds < MIN_DELAY_SECONDS:
+            raise UsageError(
+                "less than 1ms cannot be told from the noise of a link: choose a longer delay", key="delay"
+            )
+        if 0 < self.loss < MIN_LOSS_RATIO:
+            raise UsageError(
+                f"less than {MIN_LOSS_RATIO:g} cannot be seen by counting packets: choose more", key="loss"
+            )
         if self.jitter > self.delay_seconds:
             message = f"{self.jitter:g}s is more than the delay: choose at most {self.delay_seconds:g}s"
             raise UsageError(message, key="jitter")
@@ -272,6 +288,7 @@ class SlowLink(LinkFault[SlowLinkParameters]):
 
     kind: ClassVar[str] = "slow-link"
     brief: ClassVar[str] = "delay, loss, less bandwidth"
+    exclusive: ClassVar[str | None] = "the delay, loss and bandwidth of a link"
     fidelity: ClassVar[Fidelity] = "shaped"
     Parameters: ClassVar[type[BaseModel]] = SlowLinkParameters
 
@@ -315,6 +332,12 @@ class SlowLink(LinkFault[SlowLinkParameters]):
             if seen.round_trip_seconds is None or longer < wanted:
                 raise EffectNotSeen(
                     f"link {name_of(link)}: a round trip is {longer:.4f} s longer, not {2 * said.delay_seconds:g} s"
+                )
+            noise = (before.round_trip_seconds or 0.0) - (before.least_round_trip_seconds or 0.0)
+            if seen.round_trip_seconds - (before.round_trip_seconds or 0.0) <= noise:
+                raise EffectNotSeen(
+                    f"link {name_of(link)}: a round trip takes {seen.round_trip_seconds:.4f} s, within the noise of "
+                    f"{noise:.4f} s around {before.round_trip_seconds or 0.0:.4f} s before the fault"
                 )
             took = f"a round trip takes {seen.round_trip_seconds:.4f} s"
             words.append(f"{took}, the quickest {longer:.4f} s longer than before")

@@ -19,6 +19,9 @@ from chaos.spec.target import ResolvedTarget
 from mecefo_runtime.system.job_records import ProcessExited
 from mecefo_runtime.system.process import ProcessId
 
+# `Fault.exclusive` of what stops processes: the first SIGCONT ends all their stops.
+RUNNING = "whether a process runs"
+
 
 class ProcessFault(Fault[ParametersT]):
     """A fault of processes: those of the target that still run, by pid and start time."""

@@ -122,6 +122,7 @@ class SlowDataWorker(SlowRank):
     """Workers of a rank's DataLoader run at 1/factor of their speed; prefetching may hide it from the training."""
 
     kind: ClassVar[str] = "slow-data-worker"
+    exclusive: ClassVar[str | None] = "whether a data worker runs"
     brief: ClassVar[str] = "slow DataLoader workers"
     needs: ClassVar[tuple[str, ...]] = ("data-workers",)
     acts_inside: ClassVar[bool] = False

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from chaos.errors import EffectNotSeen, HealError
 from chaos.faults._records import ProcessesRecord
 from chaos.faults.base import Act, FaultContext, NoParameters
-from chaos.faults.process._processes import ProcessFault, send
+from chaos.faults.process._processes import RUNNING, ProcessFault, send
 from chaos.host.process_table import STOPPED, TABLE_POLL_SECONDS, cpu_seconds, is_stopped, thread_states
 from chaos.spec.target import Scope
 from chaos.spec.trigger import Duration
@@ -28,6 +28,7 @@ class _Pause(ProcessFault[NoParameters]):
     """Stops every process of the target until the end of its lifetime."""
 
     has_lifetime: ClassVar[bool] = True
+    exclusive: ClassVar[str | None] = RUNNING
     default_lifetime: ClassVar[Duration | None] = Duration(seconds=10.0)
     undo_summary: ClassVar[str] = "SIGCONT, and a look at every thread"
 

@@ -23,6 +23,7 @@ from chaos.spec.target import ResolvedTarget, Scope
 
 EFFECT = "chaos.in_process.slow:DelayPhase"
 MAX_DELAY_SECONDS = 60.0
+MIN_DELAY_SECONDS = 0.001
 # Times of commits are rounded.
 CLOCK_SECONDS = 1e-5
 # Of the sleep, so much at least must be found again in the usual slow step. Not all: the rank that says when a step was
@@ -30,6 +31,8 @@ CLOCK_SECONDS = 1e-5
 SEEN_RATIO = 0.5
 # So many steps before the first slow one are what the slow ones are compared with.
 NUM_STEPS_BEFORE = 10
+# So many steps tell how much they vary without the fault.
+NUM_STEPS_OF_NOISE = 5
 # The rank answers at its next phase, perhaps after a whole step.
 LIFT_MARGIN_SECONDS = 30.0
 
@@ -46,6 +49,10 @@ class DelayParameters(BaseModel):
     def _fits(self) -> DelayParameters:
         if self.delay > MAX_DELAY_SECONDS:
             raise UsageError(f"more than {MAX_DELAY_SECONDS:g}s a step is no delay: use pause-process", key="delay")
+        if self.delay < MIN_DELAY_SECONDS:
+            raise UsageError(
+                "less than 1ms cannot be told from the noise of a step: choose a longer delay", key="delay"
+            )
         if self.jitter > self.delay:
             raise UsageError(f"{self.jitter:g}s is more than the delay: choose at most {self.delay:g}s", key="jitter")
         return self
@@ -113,7 +120,13 @@ class _Delay(Fault[DelayParameters]):
         slept_seconds = median(sleep["slept_seconds"] for sleep in all_sleeps)
         if step_seconds < SEEN_RATIO * slept_seconds:
             raise EffectNotSeen(f"steps took {step_seconds:.3f} s, though a rank slept {slept_seconds:.3f} s in each")
-        return self._evidence(sleeps, slow, context)
+        before = self._steps_before(slow, context)
+        if len(before) >= NUM_STEPS_OF_NOISE and slept_seconds <= (noise := _deviation(before)):
+            raise EffectNotSeen(
+                f"sleeps of {slept_seconds:.4f} s are within the noise: without them steps deviate from their "
+                f"median by {noise:.4f} s (median of {len(before)})"
+            )
+        return self._evidence(sleeps, slow, before)
 
     async def lift(self, act: Act, context: FaultContext) -> None:
         """Let every rank stop sleeping."""
@@ -151,6 +164,12 @@ class _Delay(Fault[DelayParameters]):
             raise EffectNotSeen("no two steps in a row were committed, so it is not known how long they took")
         return found
 
+    def _steps_before(self, slow: list[tuple[dict[str, Any], float]], context: FaultContext) -> list[float]:
+        """How long the last steps without a sleep took, in seconds."""
+        first = min(self._waiting_step(sleep["step"]) for sleep, _ in slow)
+        intervals = from_commit_to_commit(context.watch.steps)
+        return [seconds for step, seconds in intervals.items() if first - NUM_STEPS_BEFORE <= step < first]
+
     def _waiting_step(self, step: int) -> int:
         """The step that the job commits later for a sleep in `step`."""
         return step
@@ -159,11 +178,8 @@ class _Delay(Fault[DelayParameters]):
         self,
         sleeps: Mapping[int, list[dict[str, Any]]],
         slow: list[tuple[dict[str, Any], float]],
-        context: FaultContext,
+        before: list[float],
     ) -> dict[str, Any]:
-        first = min(self._waiting_step(sleep["step"]) for sleep, _ in slow)
-        intervals = from_commit_to_commit(context.watch.steps)
-        before = [seconds for step, seconds in intervals.items() if first - NUM_STEPS_BEFORE <= step < first]
         slept = [sleep["slept_seconds"] for of_rank in sleeps.values() for sleep in of_rank]
         during = [seconds for _, seconds in slow]
         usual = f" instead of {median(before):.3f} s (median of {len(before)} before)" if before else ""
@@ -178,6 +194,12 @@ class _Delay(Fault[DelayParameters]):
             "step_seconds_during": _spread(during),
             "step_seconds_before": _spread(before) if before else None,
         }
+
+
+def _deviation(seconds: list[float]) -> float:
+    """The median absolute deviation from the median."""
+    middle = median(seconds)
+    return median(abs(one - middle) for one in seconds)
 
 
 def _spread(seconds: list[float]) -> dict[str, float]:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from chaos.errors import EffectNotSeen, EnvironmentFailure, NotOurs
 from chaos.faults._records import ProcessesRecord
 from chaos.faults.base import Act, FaultContext, OwnedProcess
-from chaos.faults.process._processes import ProcessFault
+from chaos.faults.process._processes import RUNNING, ProcessFault
 from chaos.faults.process.pause import resume
 from chaos.faults.watch import SeenStep, from_commit_to_commit
 from chaos.host import python_module
@@ -84,6 +84,7 @@ class SlowRank(ProcessFault[SlowParameters]):
     brief: ClassVar[str] = "run at 1/factor of its speed"
     scope: ClassVar[Scope] = "rank"
     has_lifetime: ClassVar[bool] = True
+    exclusive: ClassVar[str | None] = RUNNING
     acts_inside: ClassVar[bool] = True
     shows_when_released: ClassVar[bool] = True
     verify_timeout_seconds: ClassVar[float] = SLOW_SECONDS

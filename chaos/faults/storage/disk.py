@@ -64,6 +64,7 @@ class FillDisk(Fault[FillParameters]):
     # The small disk lies over the folder.
     covers: ClassVar[bool] = True
     has_lifetime: ClassVar[bool] = True
+    exclusive: ClassVar[str | None] = "how full the disk of the checkpoints is"
     shows_when_released: ClassVar[bool] = True
     # It shows when the next checkpoint is due.
     verify_timeout_seconds: ClassVar[float] = 600.0

@@ -55,7 +55,7 @@ class Convergence:
 
 def shipped_convergence() -> Convergence:
     """The figures that stand in docs/explanation/convergence.md."""
-    return from_json(Convergence, json.loads(files(__package__).joinpath(SHIPPED_FILE).read_text()))
+    return from_json(Convergence, json.loads(files(__package__).joinpath(SHIPPED_FILE).read_text(encoding="utf-8")))
 
 
 def read_convergence(path: Path) -> Convergence:

@@ -104,4 +104,4 @@ def read_undilated(folder: Path) -> Undilated:
     try:
         return from_json(Undilated, json.loads(read_regular(folder / FILE)))
     except (OSError, ValueError, JsonTypeError, RecursionError):
-        return from_json(Undilated, json.loads(files(__package__).joinpath(FILE).read_text()))
+        return from_json(Undilated, json.loads(files(__package__).joinpath(FILE).read_text(encoding="utf-8")))

@@ -75,7 +75,7 @@ def read_saving(path: Path | None) -> Saving | None:
     """
     if path is None:
         shipped = files(__package__).joinpath(FILE)
-        return _parse(shipped.read_text(), FILE) if shipped.is_file() else None
+        return _parse(shipped.read_text(encoding="utf-8"), FILE) if shipped.is_file() else None
     try:
         return _parse(read_input(path).decode(), str(path))
     except (OSError, UnicodeDecodeError) as error:

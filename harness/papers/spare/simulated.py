@@ -121,7 +121,7 @@ def read_simulated(folder: Path) -> Simulated:
         EnvironmentFailure: it may not be read.
     """
     own = _own(folder)
-    return own if own is not None else _parse(files(__package__).joinpath(FILE).read_text(), FILE)
+    return own if own is not None else _parse(files(__package__).joinpath(FILE).read_text(encoding="utf-8"), FILE)
 
 
 def simulate_rows(

@@ -41,7 +41,7 @@ def read_measured(folder: Path) -> Measured:
         UsageError: the file in it is none of ours.
         EnvironmentFailure: it may not be read.
     """
-    shipped = _parse(files(__package__).joinpath(FILE).read_text(), FILE)
+    shipped = _parse(files(__package__).joinpath(FILE).read_text(encoding="utf-8"), FILE)
     path = folder / FILE
     if folder.exists() and not folder.is_dir():
         raise UsageError("is no folder", path=str(folder))
