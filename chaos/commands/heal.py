@@ -30,6 +30,9 @@ def heal(reference: str | None, out: Path, as_json: bool, dry_run: bool) -> int:
     Without RUN: all your runs on this machine whose `chaos` process has died; runs in progress are not touched. RUN
     is `latest`, a name, name/time, or the path of a run or of its ledger.
     """
+    from chaos.host.process_table import require_process_table
+
+    require_process_table()
     if reference is None:
         open_runs, unreadable = _open_runs()
     else:

@@ -241,10 +241,10 @@ def available_bytes() -> int:
 
 
 def _memory_line(name: str) -> int:
-    for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
+    for line in _text("/proc/meminfo").splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
-    raise EnvironmentFailure(f"/proc/meminfo does not say {name}")
+    raise EnvironmentFailure(f"/proc/meminfo does not say {name}: is /proc mounted?")
 
 
 def _text(path: str) -> str:

@@ -10,13 +10,49 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from chaos.errors import EnvironmentFailure
 from mecefo_runtime.system.process import ProcessId
 
+_UNMOUNTED = ("{} is not mounted, so no process can be found", "type `mount -t proc proc /proc`")
+# Not to be mounted in it: without a mount namespace of its own, that would hide everybody else's.
+_FOREIGN = (
+    "{} shows the processes of another PID namespace, so those of this one cannot be found",
+    "start this namespace with `unshare --fork --pid --mount-proc`",
+)
 # How soon a change in the table is to be seen by who waits for it.
 TABLE_POLL_SECONDS = 0.005
 STOPPED = "T"
 # clock_getcpuclockid(3): the kernel's number for the CPU clock of a whole process (CPUCLOCK_SCHED).
 _CPU_CLOCK = 2
+
+
+def why_no_process_table(proc: Path = Path("/proc")) -> tuple[str, str] | None:
+    """Why processes cannot be found in `proc` by the numbers that they have here, and what to do; None: they can.
+
+    A namespace of processes needs a /proc of its own: in that of another one our numbers are those of other processes.
+    """
+    try:
+        lines = (proc / "self" / "status").read_text(errors="replace").splitlines()
+        pid = int(os.readlink(proc / "self"))
+        # What this process is called in every namespace from that of `proc` to its own (proc(5)); older than Linux 4.1:
+        # none.
+        names = next((line.split()[1:] for line in lines if line.startswith("NSpid:")), [str(pid)])
+    except (OSError, ValueError):
+        names = []
+    if names == [str(os.getpid())]:
+        return None
+    reason, remedy = _FOREIGN if (proc / "uptime").exists() else _UNMOUNTED
+    return reason.format(proc), remedy
+
+
+def require_process_table() -> None:
+    """Of whatever finds, holds or ends processes, the first thing.
+
+    Raises:
+        EnvironmentFailure: they cannot be found.
+    """
+    if (lack := why_no_process_table()) is not None:
+        raise EnvironmentFailure(": ".join(lack))
 
 
 def thread_states(process: ProcessId) -> dict[int, str]:

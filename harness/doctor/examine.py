@@ -23,12 +23,15 @@ def examine(out: Path, image: str = DEFAULT_IMAGE) -> Iterator[Finding]:
     if first.outcome != "ok":
         # Everything else is Linux's.
         return
+    yield (table := machine.PROCESSES.looked(machine.process_table))
+    if table.outcome == "missing":
+        # The others look into /proc, too.
+        return
     torch = TorchLook()
     with torch:
         yield machine.CORES.looked(machine.cores)
         yield machine.MEMORY.looked(machine.memory)
         yield machine.SHARED.looked(machine.shared_memory)
-        yield machine.PROCESSES.looked(machine.process_table)
         yield machine.RUNS.looked(partial(machine.runs_folder, out))
         yield (temporary := machine.TEMPORARY.looked(machine.temporary_files))
         if temporary.outcome == "ok":

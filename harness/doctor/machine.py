@@ -11,6 +11,7 @@ from pathlib import Path
 
 from chaos.errors import EnvironmentFailure
 from chaos.host import memory_limit
+from chaos.host.process_table import why_no_process_table
 from chaos.undo.run_registry import registered, writable_folder
 from harness.backends.finding import EVERY_BACKEND, Check, Finding
 from mecefo_runtime.system.process import ProcessId
@@ -88,12 +89,12 @@ def shared_memory() -> Finding:
 
 def process_table() -> Finding:
     """Whether processes, our own and our parent, can be found and held."""
+    if (lack := why_no_process_table()) is not None:
+        return PROCESSES.missing(*lack)
     try:
         ours = ProcessId.of(os.getpid())
         os.close(os.pidfd_open(ours.pid))
         Path(f"/proc/{ours.pid}/environ").read_bytes()
-    except (ProcessLookupError, FileNotFoundError):
-        return PROCESSES.missing("/proc is not mounted", "mount it: mount -t proc proc /proc")
     except OSError as error:
         return PROCESSES.wrong(
             f"a process cannot be held by pidfd: {error.strerror}",

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from chaos.errors import EnvironmentFailure
 from chaos.experiment.experiment import Experiment, to_yaml
+from chaos.host.process_table import require_process_table
 from chaos.host.run_files import EXPERIMENT_FILE, SUMMARY_FILE
 from chaos.undo.heal import refuse_if_unclean
 from chaos.undo.run_registry import writable_folder
@@ -51,6 +52,7 @@ def execute(
         EnvironmentFailure: the machine does not let us run it.
         HealError: an earlier run left something behind.
     """
+    require_process_table()
     prepared = prepare(experiment)
     job, incidents = with_ratings(prepared.job, ratings), prepared.plan.incidents
     if ratings is None:

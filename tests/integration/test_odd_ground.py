@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from tests.integration.runs import (
     INSTALLED,
+    REPOSITORY,
     SMALL,
     WAIT_TIMEOUT_SECONDS,
     ChaosRun,
@@ -106,3 +108,33 @@ def test_report_in_a_locale_without_unicode(tmp_path):
     done = subprocess.run(command, capture_output=True, env={**os.environ, **ascii_only}, timeout=WAIT_TIMEOUT_SECONDS)
     assert (done.returncode, done.stderr) == (run.exit_code, b"")
     assert b"PASS" in done.stdout and done.stdout.isascii()
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "before", "said"),
+    [
+        (("--pid", "--fork"), "", "of another PID namespace"),
+        (("--pid", "--fork", "--mount-proc"), "", ""),
+        (("--mount",), "umount -l /proc; ", "is not mounted"),
+    ],
+    ids=["foreign", "own", "none"],
+)
+def test_process_table_of_a_namespace(tmp_path, namespaces, before, said):
+    """What cannot find its own processes starts none; with a /proc of its own a namespace is as good as any."""
+    if shutil.which("unshare") is None or subprocess.run(["unshare", *namespaces, "true"], check=False).returncode:
+        pytest.skip("no namespaces can be made here")
+    run = ("run", "none", "--steps", "3", *SMALL)
+    for arguments in [run, ("heal",)]:
+        command = [sys.executable, "-c", INSTALLED, *arguments, "--out", str(tmp_path / "out")]
+        ended = subprocess.run(
+            ["unshare", *namespaces, "sh", "-c", f'{before}exec "$@"', "sh", *command],
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "CHAOS_STATE": str(tmp_path / "state")},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "Traceback" not in ended.stderr, ended.stderr
+        assert ended.returncode == (3 if said else 0), ended.stderr
+        assert said in ended.stderr
+        assert (tmp_path / "out").exists() == (not said), "a run was begun"

@@ -120,6 +120,12 @@ def test_memory_is_what_kernel_and_container_leave(monkeypatch, tmp_path, free_g
     assert machine.memory().outcome == outcome
 
 
+def test_without_a_process_table_nothing_else_is_looked_at(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "why_no_process_table", lambda: ("it is not there", "mount it"))
+    found = list(examine.examine(tmp_path))
+    assert [(finding.found, finding.remedy) for finding in found[2:]] == [("it is not there", "mount it")]
+
+
 def test_no_shared_memory_is_told(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "SHARED_FOLDER", tmp_path / "shm")
     assert machine.shared_memory().outcome == "missing"
