@@ -33,7 +33,7 @@ def why_no_process_table(proc: Path = Path("/proc")) -> tuple[str, str] | None:
     """
     try:
         lines = (proc / "self" / "status").read_text(errors="replace").splitlines()
-        pid = int(os.readlink(proc / "self"))
+        pid = int(str((proc / "self").readlink()))
         # What this process is called in every namespace from that of `proc` to its own (proc(5)); older than Linux 4.1:
         # none.
         names = next((line.split()[1:] for line in lines if line.startswith("NSpid:")), [str(pid)])
