@@ -29,7 +29,7 @@ from chaos.commands.shared.experiment_options import CommandOfAJob, experiment_o
 from chaos.commands.shared.grouped import GroupedGroup, option
 from chaos.commands.shared.hints import sentence
 from chaos.commands.shared.options import JSON_OPTION, OUT_OPTION, OUTPUT, FileToWrite
-from chaos.commands.shared.output import print_json, print_plan, print_report, tell_github
+from chaos.commands.shared.output import echo, print_json, print_plan, print_report, tell_github
 from chaos.commands.shared.quick import AT_STEP as QUICK_AT
 from chaos.commands.shared.quick import STEPS as QUICK_STEPS
 from chaos.commands.shared.quick import quick as shorten
@@ -189,7 +189,7 @@ def run(
         subject, options, chosen = shorten(subject, given(options))
     experiment, source = read_experiment(subject, options)
     if chosen:
-        click.echo(chosen, err=True)
+        echo(chosen)
     against = None if baseline is None else prepare_baseline(baseline, out)
     if metrics not in ("off", "auto"):
         from harness.exporter.job import address_of
@@ -290,7 +290,7 @@ def run_cli(arguments: list[str]) -> int:
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except (click.Abort, KeyboardInterrupt):
-        click.echo("chaos: interrupted", err=True)
+        echo("chaos: interrupted")
         return EXIT_INTERRUPTED
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
@@ -307,6 +307,6 @@ def run_cli(arguments: list[str]) -> int:
 
 def _told(arguments: list[str], error: ChaosError) -> int:
     """Report what ended the command, to the user and to CI; returns the exit code."""
-    click.echo(f"chaos: {error}", err=True)
+    echo(f"chaos: {error}")
     leave_traces(arguments, error)
     return error.exit_code

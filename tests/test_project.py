@@ -54,6 +54,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     ),
     "chaos": (
         *(
+            "plain_text",
             "errors",
             "spec",
             "host",

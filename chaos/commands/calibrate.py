@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from chaos.commands.shared.options import JSON_OPTION, FileToWrite
-from chaos.commands.shared.output import print_json, print_text
+from chaos.commands.shared.output import echo, print_json, print_text
 from chaos.errors import EnvironmentFailure, UsageError, nearest
 from mecefo_runtime.system.user_files import write_output
 
@@ -85,7 +85,7 @@ def calibrate(
         require_device(job.device)
     except DeviceError as error:
         raise EnvironmentFailure(str(error)) from None
-    click.echo(f"measuring a layer of {model}, 16 rounds of each kind", err=True)
+    echo(f"measuring a layer of {model}, 16 rounds of each kind")
     from mecefo_runtime.training.device_table import measure_device
 
     today = datetime.now(UTC).date().isoformat()

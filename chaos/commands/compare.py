@@ -16,7 +16,7 @@ from chaos.commands.shared import completing
 from chaos.commands.shared.experiment_options import experiment_options
 from chaos.commands.shared.grouped import GroupedCommand, option
 from chaos.commands.shared.options import JSON_OPTION, OUT_OPTION, FileToWrite
-from chaos.commands.shared.output import is_for_github, print_json, print_text
+from chaos.commands.shared.output import echo, is_for_github, print_json, print_text
 from chaos.commands.shared.said import read_experiment
 from chaos.errors import UsageError, nearest, shown
 
@@ -142,7 +142,7 @@ def compare_strategies(
         raise UsageError(contenders[0].refusal)
     for one in contenders:
         if one.experiment is None:
-            click.echo(f"{one.label} is {REFUSED}: {one.refusal}", err=True)
+            echo(f"{one.label} is {REFUSED}: {one.refusal}")
     rounds = Rounds("comparison", contenders, num_rounds, out)
     found = rounds.run(sys.stderr)
     _write_csv(csv_file, {found.name: found.samples})
@@ -241,7 +241,7 @@ def single_run_against(folder: Path, exit_code: int, out: Path, as_json: bool, b
 
     against = baseline.judge(find_samples(out, str(folder)))
     # Standard output has the summary of the run, and nothing else.
-    click.echo("\n" + "\n".join(against_lines(against, "this run", "the baseline")), err=as_json)
+    echo("\n" + "\n".join(against_lines(against, "this run", "the baseline")), err=as_json)
     return worst([exit_code, against.verdict.exit_code])
 
 

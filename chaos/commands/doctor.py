@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from chaos.commands.shared.options import JSON_OPTION, OUT_OPTION
-from chaos.commands.shared.output import print_json, print_text
+from chaos.commands.shared.output import print_json, print_text, standard_output
 from chaos.errors import EnvironmentFailure
+from chaos.plain_text import plain
 
 if TYPE_CHECKING:
     from harness.backends.finding import Backend, Finding
@@ -46,7 +47,8 @@ def doctor(backend: Backend, image: str | None, out: Path, as_json: bool) -> int
     for finding in examine(out, image or DEFAULT_IMAGE):
         findings.append(finding)
         if not as_json:
-            print_text(_told(finding))
+            with standard_output():
+                click.echo(_told(finding))
     stopping = [finding.name for finding in findings if finding.stops(backend)]
     if as_json:
         document = {"backend": backend, "usable": not stopping, "checks": [finding.to_dict() for finding in findings]}
@@ -60,9 +62,9 @@ def _told(finding: Finding) -> str:
     columns = min(shutil.get_terminal_size().columns, _MAX_COLUMNS)
     indent = " " * (_OUTCOME_COLUMNS + _NAME_COLUMNS)
     outcome = click.style(f"{finding.outcome:<{_OUTCOME_COLUMNS}}", fg=_COLOURS[finding.outcome])
-    lines = [finding.found]
+    lines = [plain(finding.found)]
     if finding.outcome != "ok":
-        lines += [f"for: {finding.purpose}", f"do:  {finding.remedy}"]
+        lines += [f"for: {plain(finding.purpose)}", f"do:  {plain(finding.remedy)}"]
     wrapped = [
         part
         for line in lines

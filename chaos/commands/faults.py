@@ -12,7 +12,7 @@ import click
 
 from chaos.commands.shared import completing
 from chaos.commands.shared.options import JSON_OPTION
-from chaos.commands.shared.output import print_json, print_text
+from chaos.commands.shared.output import echo, print_json, print_text
 from chaos.errors import UsageError, nearest, shown
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def faults(kind: str | None, as_json: bool) -> int:
         raise UsageError(f"there is no fault {shown(kind)}: `chaos faults` lists them", suggestion=nearest(kind, known))
     rows = [describe(fault) for name, fault in known.items() if kind in (None, name)]
     for plugin, reason in broken_plugins().items():
-        click.echo(f"chaos: the plug-in {plugin} {reason}; its faults are left out", err=True)
+        echo(f"chaos: the plug-in {plugin} {reason}; its faults are left out")
     if as_json:
         print_json(rows)
         return 0

@@ -11,7 +11,7 @@ import click
 
 from chaos.commands.shared import completing
 from chaos.commands.shared.options import JSON_OPTION, OUT_OPTION
-from chaos.commands.shared.output import print_json, print_text
+from chaos.commands.shared.output import echo, print_json, print_text
 from chaos.errors import ChaosError, HealError, UsageError
 
 if TYPE_CHECKING:
@@ -70,9 +70,9 @@ def _open_runs() -> tuple[list[OpenRun], list[Path]]:
     for run in runs:
         if run.is_elsewhere():
             where = f"{run.place.host} (or a container on it)"
-            click.echo(f"{run.folder} belongs to {where}: run `chaos heal` there", err=True)
+            echo(f"{run.folder} belongs to {where}: run `chaos heal` there")
         elif run.is_owned():
-            click.echo(f"{run.folder} is under way (pid {run.chaos.pid}): left alone", err=True)
+            echo(f"{run.folder} is under way (pid {run.chaos.pid}): left alone")
     dead = [run for run in runs if not run.is_elsewhere() and not run.is_owned()]
     return dead, [entry.path for entry in entries if entry.run is None]
 
@@ -133,7 +133,7 @@ def _dead_targets(folders: Iterable[Path], dry_run: bool) -> list[str]:
             found += remove_dead(folder, only_look=dry_run)
         except OSError as error:
             # It does no harm, and is removed with the next run.
-            click.echo(f"{folder / TARGETS_FILE} cannot be mended: {error.strerror or error}", err=True)
+            echo(f"{folder / TARGETS_FILE} cannot be mended: {error.strerror or error}")
     return found
 
 

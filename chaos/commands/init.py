@@ -13,7 +13,7 @@ import click
 from chaos.commands.shared.experiment_options import CommandOfAJob, experiment_options
 from chaos.commands.shared.grouped import option
 from chaos.commands.shared.options import OUTPUT
-from chaos.commands.shared.output import print_text
+from chaos.commands.shared.output import echo, print_text
 from chaos.errors import EnvironmentFailure, UsageError, shown
 from mecefo_runtime.system.user_files import write_output
 
@@ -48,7 +48,7 @@ def init(subject: str | None, output: str | None, force: bool, **options: Any) -
         print_text(text.rstrip("\n"))
         return 0
     _write(path, text, force)
-    click.echo(f"{path} written. Check it with `chaos validate {path}`, run it with `chaos run {path}`", err=True)
+    echo(f"{path} written. Check it with `chaos validate {path}`, run it with `chaos run {path}`")
     return 0
 
 
@@ -103,7 +103,7 @@ def _asked(output: str | None, force: bool) -> tuple[str, dict[str, Any], str | 
     from chaos.experiment.reading import installed_faults
 
     options: dict[str, Any] = {}
-    click.echo("An experiment: a training job, a fault, and pass criteria. Enter takes what is in brackets.", err=True)
+    echo("An experiment: a training job, a fault, and pass criteria. Enter takes what is in brackets.")
     command = _ask(
         "Command that starts your training ('torchrun train.py'; empty: the built-in model)", "", shlex.split
     )
@@ -139,7 +139,7 @@ def _ask(question: str, default: str, read: Callable[[str], T]) -> T:
             return read(answer)
         except UsageError as error:
             for problem in error.problems:
-                click.echo(f"  {UsageError(problem.message, suggestion=problem.suggestion)}", err=True)
+                echo(f"  {UsageError(problem.message, suggestion=problem.suggestion)}")
         except ValueError as error:
             # Quotes that are not closed.
-            click.echo(f"  not a command line: {error}", err=True)
+            echo(f"  not a command line: {error}")

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from chaos.commands.shared import completing
 from chaos.commands.shared.options import DEFAULT_OUT, JSON_OPTION, FileToWrite
-from chaos.commands.shared.output import print_json, print_text
+from chaos.commands.shared.output import echo, print_json, print_text
 from chaos.errors import UsageError, nearest, shown
 
 _PAPERS = ("mecefo", "reft", "spare")
@@ -266,4 +266,4 @@ _VIEWS: dict[str, Callable[..., _View]] = {"mecefo": _mecefo, "reft": _reft, "sp
 
 
 def _say(text: str) -> None:
-    click.echo(text, err=True)
+    echo(text)

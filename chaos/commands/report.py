@@ -8,7 +8,7 @@ import click
 
 from chaos.commands.shared import completing
 from chaos.commands.shared.options import JSON_OPTION, OUT_OPTION, FileToWrite, FolderToWrite
-from chaos.commands.shared.output import print_json, print_report, print_text
+from chaos.commands.shared.output import echo, print_json, print_report, print_text
 from chaos.commands.shared.pages import write_page, write_pictures
 from chaos.commands.shared.stored import read_run
 
@@ -45,7 +45,7 @@ def runs(out: Path, as_json: bool) -> int:
         print_json([entry.to_dict() for entry in entries])
         return 0
     if not entries:
-        click.echo(f"no runs in {out}: `chaos run kill-node --at step=500` makes one", err=True)
+        echo(f"no runs in {out}: `chaos run kill-node --at step=500` makes one")
     width = max((len(entry.reference) for entry in entries), default=0)
     for entry in entries:
         steps = "?" if entry.steps is None else str(entry.steps)

@@ -10,6 +10,7 @@ import click
 
 from chaos.commands.shared import completing
 from chaos.commands.shared.options import OUT_OPTION
+from chaos.commands.shared.output import echo
 
 
 @click.command()
@@ -37,7 +38,7 @@ def serve(reference: str, out: Path, port: str) -> int:
 
             def publish() -> None:
                 experiment = exporter.figures.info.get("experiment") or folder.parent.name
-                click.echo(f"{folder}: {exporter.publish(out, experiment)}; Ctrl-C ends it")
+                echo(f"{folder}: {exporter.publish(out, experiment)}; Ctrl-C ends it", err=False)
 
             follow(folder, exporter, publish)
     except KeyboardInterrupt:

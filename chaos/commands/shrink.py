@@ -11,6 +11,7 @@ import click
 
 from chaos.commands.shared import completing
 from chaos.commands.shared.options import OUT_OPTION, FileToWrite
+from chaos.commands.shared.output import echo
 from chaos.commands.shared.stored import read_run
 from chaos.errors import EnvironmentFailure, InjectionError, UsageError
 from mecefo_runtime.system.user_files import write_output
@@ -58,14 +59,14 @@ def shrink(reference: str, out: Path, max_runs: int, output: Path | None) -> int
         recorded = Recorded.of(events)
         faults = explicit_faults(recorded)
     name = f"{str(summary.name).removesuffix('-shrunk')}-shrunk"
-    click.echo(f"to be kept: {wanted}", err=True)
+    echo(f"to be kept: {wanted}")
 
     def fails(values: Mapping[str, Any]) -> bool:
         again, _ = execute(from_mapping(values), out, io.StringIO(), ratings=summary.ratings)
         if again.verdict == "halted" and wanted.verdict != "halted":
             raise KeyboardInterrupt
         is_same = wanted.is_like(failure_of(again))
-        click.echo(f"run {trials.num_trials + 1}: {_in_short(values)}: {again.verdict}", err=True)
+        echo(f"run {trials.num_trials + 1}: {_in_short(values)}: {again.verdict}")
         if is_same:
             _write(path, to_yaml(from_mapping(values)))
         return is_same
@@ -85,8 +86,8 @@ def shrink(reference: str, out: Path, max_runs: int, output: Path | None) -> int
         end = f"stopped after {max_runs} runs: --max-runs allows more"
     from harness.analysis.words import count
 
-    click.echo(f"{count(len(faults), 'incident')} -> {_in_short(best.values)}; {end}", err=True)
-    click.echo(str(path))
+    echo(f"{count(len(faults), 'incident')} -> {_in_short(best.values)}; {end}")
+    echo(str(path), err=False)
     return 0
 
 

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializ
 
 from chaos.errors import UsageError, nearest, shown
 from chaos.experiment.profile import PROFILES, ProfileSpec
+from chaos.plain_text import is_plain
 from chaos.spec.recurrence import Rate
 from chaos.spec.target import Target
 from chaos.spec.trigger import OPEN_PHASES, PHASES, Duration, Trigger, whole_number
@@ -47,7 +48,7 @@ def one_line(text: object) -> str:
     Raises:
         UsageError: it has control characters in it.
     """
-    if not isinstance(text, str) or not text.isprintable():
+    if not isinstance(text, str) or not is_plain(text):
         raise UsageError(f"{shown(text)} has control characters in it: write it on one line")
     return text
 

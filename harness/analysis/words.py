@@ -6,10 +6,12 @@ import signal
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from chaos.plain_text import blanked
+
 
 def one_line(text: object) -> str:
     """`text` on one line and without control characters: what a fault or a job says must not steer a terminal."""
-    return "".join(char if char.isprintable() else " " for char in str(text)).strip()
+    return blanked(text).strip()
 
 
 def num_layers(layout: Mapping[str, Any] | None, how: str) -> int:

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self, TextIO
 
 from chaos.host.streams import forgiving
+from chaos.plain_text import plain
 from harness.analysis.incident import MeasuredIncident
 from harness.analysis.narrator import Narrator
 from harness.analysis.state import RunState
@@ -142,7 +143,7 @@ class PlainView:
 
     def _write(self, line: str) -> None:
         if line:
-            self._stream.write(line + "\n")
+            self._stream.write(plain(line, kept="") + "\n")
         self._stream.flush()
 
 

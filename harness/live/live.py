@@ -18,6 +18,7 @@ from rich.live import Live
 from rich.text import Text
 
 from chaos.host.streams import forgiving
+from chaos.plain_text import plain
 from harness.analysis.incident import MeasuredIncident
 from harness.analysis.narrator import Narrator
 from harness.analysis.state import RunState
@@ -169,7 +170,7 @@ class Screen:
 
     def _line(self, *parts: tuple[str, str]) -> None:
         for text, style in parts:
-            self._text.append(text, style)
+            self._text.append(plain(text, kept=""), style)
         self._text.append("\n")
 
     def _job(self, label: str, job: JobProgress) -> None:

@@ -8,7 +8,7 @@ from statistics import median
 
 from markupsafe import Markup, escape
 
-from harness.analysis.words import name_seconds, speed_text
+from harness.analysis.words import name_seconds, one_line, speed_text
 from harness.report import drawing
 from harness.report.charts import ACTIVE, TOP, Sizes, marks_text, sign_items, signs
 from harness.report.curves import Curves, Mark, StepPoint, mean_rates
@@ -284,7 +284,7 @@ def _steps_path(
         else:
             pieces.append((left, right, up, down))
     path = "".join(f"M{left:.1f},{up:.1f}H{right:.1f}V{down:.1f}H{left:.1f}z" for left, right, up, down in pieces)
-    return f'<path d="{path}" class="{css}"><title>{escape(title)}</title></path>' if path else ""
+    return f'<path d="{path}" class="{css}"><title>{escape(one_line(title))}</title></path>' if path else ""
 
 
 def _bands(history: History, frame: Frame, x: Scale, window: _Window) -> Iterable[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from chaos.plain_text import plain
 from harness.analysis.words import count, name_seconds, one_line, speed_text
 from harness.judging.caveats import unplanned_words
 from harness.judging.summary import IncidentSummary, Summary
@@ -261,6 +262,7 @@ class _Report:
     def _line(self, *parts: tuple[str, str]) -> None:
         text = Text(overflow="fold")
         for part, style in parts:
+            part = plain(part, kept="")
             text.append(part if self._unicode else part.encode("ascii", "backslashreplace").decode(), style)
         text.rstrip()
         self._console.print(text, soft_wrap=True)

@@ -15,6 +15,7 @@ import click
 
 from chaos.errors import EnvironmentFailure
 from chaos.host.streams import GONE, drop
+from chaos.plain_text import plain
 
 if TYPE_CHECKING:
     from chaos.experiment.command_job import CommandConfig
@@ -31,7 +32,7 @@ def print_plan(experiment: Experiment, as_json: bool) -> None:
     prepared = prepare(experiment)
     job, plan = prepared.job, prepared.plan
     for warning in prepared.warnings:
-        click.echo(f"chaos: warning: {warning}", err=True)
+        echo(f"chaos: warning: {warning}")
     if as_json:
         print_json({"experiment": experiment.model_dump(mode="json"), **plan.to_dict()})
         return
@@ -108,9 +109,14 @@ def print_json(document: Any) -> None:
 
 
 def print_text(text: str) -> None:
-    """A line or more of text."""
+    """A line or more of text, on standard output."""
     with standard_output():
-        click.echo(text)
+        echo(text, err=False)
+
+
+def echo(text: object, *, err: bool = True) -> None:
+    """A line or more of text, by default on standard error."""
+    click.echo(plain(text), err=err)
 
 
 @contextmanager

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
+from chaos.commands.shared.output import echo
 from chaos.errors import EnvironmentFailure
 
 if TYPE_CHECKING:
@@ -41,12 +40,12 @@ def write_pictures(into: Path, summary: Summary, events: Sequence[Event]) -> Non
     except PictureError as error:
         raise EnvironmentFailure(str(error)) from error
     if not files:
-        click.echo("no pictures: the run committed no step", err=True)
+        echo("no pictures: the run committed no step")
         return
     try:
         for file in files:
             write_png(file)
     except PictureError as error:
-        click.echo(f"{len(files)} pictures in {into}, as SVG only: {error}", err=True)
+        echo(f"{len(files)} pictures in {into}, as SVG only: {error}")
     else:
-        click.echo(f"{len(files)} pictures in {into}, as SVG and PNG", err=True)
+        echo(f"{len(files)} pictures in {into}, as SVG and PNG")

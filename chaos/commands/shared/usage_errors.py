@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
-import click
-
+from chaos.commands.shared.output import echo
 from chaos.errors import ChaosError, UsageError, in_terms
+from chaos.plain_text import plain
 from mecefo_runtime.system.user_files import open_output, write_output
 
 # GitHub shows ten of a kind for each step.
@@ -41,14 +41,14 @@ def annotate(errors: Sequence[UsageError], title: str = "usage error") -> None:
     for error in errors[:_MAX_ANNOTATIONS]:
         place = {"file": error.path, "line": error.line, "title": f"chaos: {title}"}
         properties = ",".join(f"{key}={_property(value)}" for key, value in place.items() if value is not None)
-        click.echo(f"::error {properties}::{_escaped(_message(error))}", err=True)
+        echo(f"::error {properties}::{_escaped(_message(error))}")
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        lines = [f"### ⛔ chaos: {title}", "", "```text", *map(str, errors), "```", ""]
+        lines = [f"### ⛔ chaos: {title}", "", "```text", *map(plain, errors), "```", ""]
         try:
             with open_output(Path(summary), "ab") as file:
                 file.write("\n".join(lines).encode(errors="replace"))
         except (OSError, ValueError) as error:
-            click.echo(f"chaos: cannot write the step's summary: {error}", err=True)
+            echo(f"chaos: cannot write the step's summary: {error}")
 
 
 def _junit_file(arguments: Sequence[str]) -> Path | None:
@@ -66,17 +66,12 @@ def _junit(arguments: Sequence[str], errors: Sequence[UsageError], title: str) -
     """A suite with one test case, which is in error: the experiment was never run."""
     name = " ".join(arguments[:2])
     suite = ElementTree.Element("testsuite", name="chaos.usage", tests="1", failures="0", errors="1", skipped="0")
-    case = ElementTree.SubElement(suite, "testcase", classname="chaos.usage", name=_printable(name))
+    case = ElementTree.SubElement(suite, "testcase", classname="chaos.usage", name=plain(name))
     told = "\n".join(map(str, errors))
-    element = ElementTree.SubElement(case, "error", type=title, message=_printable(_message(errors[0])))
-    element.text = _printable(told)
+    element = ElementTree.SubElement(case, "error", type=title, message=plain(_message(errors[0])))
+    element.text = plain(told)
     ElementTree.indent(suite)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(suite, encoding="unicode")}\n'
-
-
-def _printable(text: str) -> str:
-    """Without the characters that no XML may have."""
-    return "".join(character if character.isprintable() or character == "\n" else "?" for character in text)
 
 
 def _message(error: UsageError) -> str:

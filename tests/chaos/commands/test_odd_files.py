@@ -114,6 +114,22 @@ def test_pipes_in_the_folder_of_states(chaos, monkeypatch, tmp_path):
     assert "a-run.json" in out + err
 
 
+def test_names_that_would_reorder_the_line(chaos, monkeypatch, tmp_path):
+    name = "lmay.\u202e\x1b[31m.yaml"
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "step"))
+    for arguments in (("plan", f"./{name}"), ("validate", name), ("report", name), ("runs", "--out", name)):
+        _, out, err = chaos(*arguments)
+        assert not {"\u202e", "\x1b"} & set(out + err)
+        assert r"\u202e\x1b[31m" in out + err
+    assert not {"\u202e", "\x1b"} & set(Path("step").read_text())
+
+
+def test_error_before_the_run_in_junit(chaos):
+    chaos("run", "./a\u202e\x1b.yaml", "--junit", "junit.xml")
+    assert "\u202e" not in Path("junit.xml").read_text()
+
+
 @pytest.mark.parametrize("option", ["--data", "--device-model"])
 def test_home_that_there_is_not(chaos, option):
     code, _, err = chaos(*KILL, option, "~nobody9/x.json")

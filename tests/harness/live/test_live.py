@@ -180,6 +180,16 @@ class TestPlainView:
         assert raw.getvalue().decode("ascii").splitlines()[-1] == "caf\\xe9"
         assert b"a [31m b\\u2713" in raw.getvalue()
 
+    def test_what_reorders_a_line_is_shown(self):
+        evil = "a\u202e\u200b\x1bb"
+        events = [
+            shifted(event, **{key: evil for key, value in event.fields.items() if isinstance(value, str)})
+            for event in synthetic.run()
+        ]
+        for told in ("\n".join(plain(events)), live(events).render().plain):
+            assert "a\\u202e" in told or "a   b" in told
+            assert not set(told) & {"\u202e", "\u200b", "\x1b"}
+
     def test_a_reader_that_has_gone_does_not_stop_the_run(self):
         class Gone(io.StringIO):
             writes = 0

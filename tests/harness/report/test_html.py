@@ -171,6 +171,23 @@ def test_what_the_run_says_cannot_become_markup():
     assert "\x00" not in html and "\x1b" not in html
 
 
+def test_what_the_run_says_cannot_reorder_the_page():
+    evil = "a\u202eb\u2066c\u200bd"
+    html = render(
+        summary(
+            name=evil,
+            reasons=[evil],
+            caveats=[evil],
+            incidents=[incident(target=evil, evidence=evil, fault=evil)],
+            gates=[{"expression": evil, "value": None, "passed": None}],
+        ),
+        [synthetic.shifted(event, evidence=evil, reason=evil) for event in synthetic.run()],
+        folder=Path(evil),
+    )
+    assert html.count("a b c d") >= 6
+    assert not set(html) & {"\u202e", "\u2066", "\u200b"}
+
+
 def test_curves_stay_within_their_figure():
     num_points = 0
     for picture in pictures(render(summary(), synthetic.run())):

@@ -105,7 +105,7 @@ def test_a_run_without_gates_and_faults_has_its_verdict_as_a_case():
 
 
 def test_control_characters_and_markup_are_harmless():
-    evil = "a\x00\x0b\x1b[31m\ufffe\ud800<&\"'>]]>\nb"
+    evil = "a\x00\x0b\x1b[31m\ufffe\ud800\u202e\u200b<&\"'>]]>\nb"
     raw = summary(
         verdict="dirty",
         name=evil,
@@ -116,6 +116,7 @@ def test_control_characters_and_markup_are_harmless():
     found = suite(raw)
     assert "<&\"'>]]> b" in found.get("name")
     assert "<&\"'>]]> b" in found.find(".//error").text
+    assert not set(render(raw)) & {"\u202e", "\u200b"}
 
 
 @pytest.mark.parametrize(

@@ -236,6 +236,27 @@ def test_what_the_run_says_is_text_and_no_markup():
     assert "\x1b" not in report
 
 
+def test_what_the_run_says_does_not_reorder_the_lines():
+    evil = "a\u202eb\u200bc"
+    raw = summary(
+        name=evil,
+        strategy=evil,
+        reasons=[evil],
+        caveats=[evil],
+        incidents=[incident(target=evil, evidence=evil, fault=evil)],
+        gates=[{"expression": evil, "value": None, "passed": None, "reason": evil}],
+    )
+    report = text(raw, folder=Path(evil))
+    assert not set(report) & {"\u202e", "\u200b"}
+    assert r"a\u202eb\u200bc: PASS" in report
+    assert "a b c" in report
+
+
+def test_names_keep_letters_and_emoji():
+    name = "e\u0301 שלום 👩\u200d🚀"
+    assert f"{name}: PASS" in text(summary(name=name))
+
+
 def test_an_empty_run_is_reported_without_a_stumble():
     report = text(EMPTY)
     assert "run: INCONCLUSIVE" in report
