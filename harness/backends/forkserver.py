@@ -23,6 +23,7 @@ from typing import Any
 from chaos.host.python_module import begin_output
 from harness.network.plan import NETWORKS_VARIABLE, Networks
 from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.launch.sinks import connect_sink
 from mecefo_runtime.membership.coordinator import run_coordinator
 from mecefo_runtime.membership.coordinator_checkpoint import CoordinatorCheckpoint
 from mecefo_runtime.system.address import ReservedAddress
@@ -36,7 +37,6 @@ from mecefo_runtime.system.process import (
     set_name,
     start_child,
 )
-from mecefo_runtime.system.sinks import connect_sink
 from mecefo_runtime.system.wire import LOOPBACK
 
 STRANGERS_SECONDS = 1.0

@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mecefo_runtime.job.config import JOB_FAILED, JobConfig
+from mecefo_runtime.launch.sinks import connect_sink
 from mecefo_runtime.membership.coordinator import run_coordinator
 from mecefo_runtime.membership.coordinator_checkpoint import CoordinatorCheckpoint
 from mecefo_runtime.system.events import Emitter
 from mecefo_runtime.system.process import ProcessId, start_child
-from mecefo_runtime.system.sinks import connect_sink
 from mecefo_runtime.system.wire import parse_address
 
 # After so many coordinators in a row that heard of no further step, there is not another one.

@@ -15,11 +15,11 @@ from mecefo_runtime.comm.coordinator_client import CoordinatorLost, Stopped
 from mecefo_runtime.comm.nccl_log import nccl_log_settings
 from mecefo_runtime.comm.participant import CoordinatorAddress
 from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.launch.sinks import connect_sink
 from mecefo_runtime.system.devices import DeviceError
 from mecefo_runtime.system.dilation import SLICE_SECONDS
 from mecefo_runtime.system.events import MAIN_JOB, Emitter
 from mecefo_runtime.system.process import ask_for_short_slices, leave_out_of_collections
-from mecefo_runtime.system.sinks import connect_sink
 from mecefo_runtime.system.wire import LOOPBACK
 from mecefo_runtime.training.hooks import Hooks
 from mecefo_runtime.training.rank_setup import Observers, RankIdentity

@@ -13,8 +13,8 @@ import pytest
 from harness.control.control_server import ControlServer
 from harness.control.socket_file import MAX_PATH_BYTES, SocketFile
 from mecefo_runtime.comm.messages import StopNode, to_wire
+from mecefo_runtime.launch.sinks import connect_sink
 from mecefo_runtime.system.events import Emitter, Event
-from mecefo_runtime.system.sinks import connect_sink
 from mecefo_runtime.system.wire import UNIX, Connection, connect
 
 pytestmark = pytest.mark.unit
