@@ -265,7 +265,7 @@ def _open_closed_streams() -> None:
         if getattr(sys, name) is None:
             # The lowest that is free: this one.
             os.open(os.devnull, os.O_RDWR)
-            setattr(sys, name, os.fdopen(descriptor, "r" if name == "stdin" else "w"))
+            setattr(sys, name, os.fdopen(descriptor, "r" if name == "stdin" else "w", encoding="utf-8"))
 
 
 def _ready_streams() -> None:

@@ -478,3 +478,51 @@ def test_every_decision_is_in_the_list():
     for number, name in enumerate(decisions, start=1):
         assert name.startswith(f"{number:04}-")
         assert (folder / name).read_text().startswith(f"# {number:04} ")
+
+
+def has_no_encoding(call: ast.Call, is_entered: bool) -> bool:
+    """Whether what the call reads or writes as text depends on the locale."""
+    named = {keyword.arg for keyword in call.keywords}
+    what = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    texts = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    mode = next((text for text in texts if re.fullmatch(r"[rwax]?[bt+]{0,2}", text)), None)
+    if "encoding" in named or (what == "read_text" and call.args):
+        return False
+    if what in ("open", "fdopen") and mode is None:
+        # Of what is not a file the result is not entered.
+        return what == "fdopen" or (is_entered and not call.args and not named)
+    is_text_file = what in ("open", "fdopen") and "b" not in (mode or "")
+    return what in ("read_text", "write_text") or is_text_file or bool(named & {"text", "universal_newlines"})
+
+
+def without_encoding(tree: ast.Module) -> Iterator[int]:
+    """The lines of calls that have none."""
+    entered = {id(item.context_expr) for node in ast.walk(tree) if isinstance(node, ast.With) for item in node.items}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and has_no_encoding(node, id(node) in entered):
+            yield node.lineno
+
+
+@pytest.mark.parametrize("package", ["chaos", "harness", "mecefo_runtime"])
+def test_no_text_depends_on_the_locale(package):
+    assert not [
+        f"{SOURCES[module]}:{line}"
+        for module, tree in trees().items()
+        if within(module, package)
+        for line in without_encoding(tree)
+    ]
+
+
+def test_a_text_that_depends_on_the_locale_is_seen():
+    bad = (
+        *("p.read_text()", "p.write_text(t)", "open('file', 'w')", "os.fdopen(n)", "subprocess.run(c, text=True)"),
+        *("with p.open() as f: pass", "p.open('a', buffering=1)"),
+    )
+    good = (
+        *("p.read_text(encoding='utf-8')", "open('file', 'rb')", "os.fdopen(n, 'rb')", "await backend.open()"),
+        *("subprocess.run(c)", "with p.open('wb') as f: pass", "session.open(folder)"),
+    )
+    for source in bad:
+        assert list(without_encoding(ast.parse(source))), source
+    for source in good:
+        assert not list(without_encoding(ast.parse(source))), source

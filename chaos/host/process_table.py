@@ -32,7 +32,7 @@ def why_no_process_table(proc: Path = Path("/proc")) -> tuple[str, str] | None:
     A namespace of processes needs a /proc of its own: in that of another one our numbers are those of other processes.
     """
     try:
-        lines = (proc / "self" / "status").read_text(errors="replace").splitlines()
+        lines = (proc / "self" / "status").read_text(encoding="utf-8", errors="replace").splitlines()
         pid = int(str((proc / "self").readlink()))
         # What this process is called in every namespace from that of `proc` to its own (proc(5)); older than Linux 4.1:
         # none.

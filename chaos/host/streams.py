@@ -59,11 +59,31 @@ class _Stream:
         if self._failure is not None:
             raise EnvironmentFailure(self._failure)
 
+    @property
+    def buffer(self) -> _Bytes:
+        """The same for bytes, which click writes for completion."""
+        return _Bytes(self._stream, self._try)
+
     def __getattr__(self, name: str) -> Any:
-        if name == "buffer":
-            # Whoever writes bytes into it would not be forgiven.
-            raise AttributeError(name)
         return getattr(self._stream, name)
+
+
+class _Bytes:
+    """The binary side of a stream, after what was written as text before."""
+
+    def __init__(self, stream: TextIO, attempt: Callable[[Callable[[], object]], None]) -> None:
+        self._stream = stream
+        self._attempt = attempt
+
+    def write(self, data: bytes) -> int:
+        """Write, if anybody reads."""
+        self.flush()
+        self._attempt(lambda: self._stream.buffer.write(data))
+        return len(data)
+
+    def flush(self) -> None:
+        """Flush, if anybody reads."""
+        self._attempt(self._stream.flush)
 
 
 def forgiving(stream: TextIO) -> TextIO:

@@ -245,22 +245,20 @@ class Injector:
         step = armed.moment[0] if armed.moment is not None else incident.trigger.step
         step = self._context.watch.last_step + 1 if step is None else step
         try:
-            if self._may_fire is not None and (reason := self._may_fire(self._affected.ranks, incident)):
+            reason = None if self._may_fire is None else self._may_fire(self._affected.ranks, incident)
+            if reason is None and fault.exclusive is not None:
+                reason = await self._exclusive.why_taken(incident, fault.exclusive)
+            if reason:
                 if incident.may_be_left_out:
                     # As when it was planned: what is affected longer than the plan could know is in its way.
                     self._emit("not_due", step=step, incident=incident.incident, reason=reason)
                     return
                 raise InjectionError(f"not fired: {reason}")
-            if fault.exclusive is not None and (reason := await self._exclusive.why_taken(incident, fault.exclusive)):
-                if incident.may_be_left_out:
-                    self._emit("not_due", step=step, incident=incident.incident, reason=reason)
-                    return
-                raise InjectionError(f"not fired: {reason}")
+            self._exclusive.begin(incident, fault.exclusive)
             await fault.look(incident.target, self._context)
             act = fault.prepare(incident.target, self._context)
             self._ledger.prepare(incident.incident, incident.fault, act.undo_record)
             self._affected.begin(incident)
-            self._exclusive.begin(incident, fault.exclusive)
             self._order.begin(fault)
             try:
                 await self._act(armed, act, step)

@@ -284,11 +284,7 @@ def _of_the_steps_left_out(timeline: Timeline | None) -> list[str]:
 def _of_what_did_not_fire(timeline: Timeline | None) -> list[str]:
     """Incidents that were planned by chance and are none of the run's, those that came too late for it left out."""
     found = [] if timeline is None else [due for due in timeline.not_due if not due[1].startswith("the job ended")]
-    shown = [f"Incident {number} was planned and not injected: {reason}." for number, reason in found[:_MAX_NAMED]]
-    if len(found) > len(shown):
-        others = len(found) - len(shown)
-        shown.append(f"The same holds for {others} more {'incident' if others == 1 else 'incidents'}.")
-    return shown
+    return _first_named([f"Incident {number} was planned and not injected: {reason}." for number, reason in found])
 
 
 def _of_the_checkpoints(timeline: Timeline | None) -> list[str]:
@@ -371,8 +367,9 @@ def _of_the_incidents(summary: Summary, timeline: Timeline) -> list[str]:
 
 def _active_together(timeline: Timeline) -> list[str]:
     """Incidents that were still active when the next was injected: no measurement tells their costs apart."""
-    times = sorted((one.injected, one.incident) for one in timeline.incidents if one.injected is not None)
-    until = {one.incident: timeline.active_until(one) for one in timeline.incidents}
+    known = [one for one in timeline.incidents if one.verified is not None]
+    times = sorted((one.injected, one.incident) for one in known if one.injected is not None)
+    until = {one.incident: timeline.active_until(one) for one in known}
     found: list[str] = []
     for index, (injected, incident) in enumerate(times):
         earlier = sorted(number for _, number in times[:index] if until[number] > injected)
@@ -384,7 +381,11 @@ def _active_together(timeline: Timeline) -> list[str]:
             f"{name_numbers('Incident', [*earlier, incident])} were active together for {name_seconds(together)}: "
             f"badput of that time that is no incident's own counts for incident {incident}, injected last."
         )
-    shown = found[:_MAX_NAMED]
-    if len(found) > len(shown):
-        shown.append(f"The same holds for {count(len(found) - len(shown), 'later incident')}.")
-    return shown
+    return _first_named(found)
+
+
+def _first_named(sentences: list[str]) -> list[str]:
+    """The first of `sentences`, one for each incident, and how many more there are."""
+    others = len(sentences) - _MAX_NAMED
+    more = f"The same holds for {others} more {'incident' if others == 1 else 'incidents'}."
+    return [*sentences[:_MAX_NAMED], *([more] if others > 0 else [])]

@@ -24,6 +24,7 @@ import pytest
 from _pytest.config import get_config
 
 from chaos.cli import cli, run_cli
+from chaos.experiment.experiment import experiment_hash
 from chaos.experiment.reading import from_options
 from harness.judging.stored import judge
 from harness.run.preparation import prepare
@@ -140,7 +141,11 @@ def events_of_a_run():
     experiment = from_options("kill-node", {"at": "step=20", "on": "node=1", "steps": 60})
     planned = prepare(experiment).plan.incidents
     own = {
-        "run_started": {"experiment": experiment.model_dump(mode="json")},
+        "run_started": {
+            "experiment": experiment.model_dump(mode="json"),
+            "experiment_hash": experiment_hash(experiment),
+            "seed": experiment.seed,
+        },
         "incidents_planned": {"incidents": [incident.to_dict() for incident in planned]},
     }
     return [replace(event, fields={**event.fields, **own.get(event.kind, {})}) for event in synthetic.run()]

@@ -61,3 +61,20 @@ def test_a_character_that_the_encoding_lacks_is_escaped(of):
     stream.write("a → b")
     stream.flush()
     assert raw.getvalue() == b"a \\u2192 b"
+
+
+@pytest.mark.parametrize("of", [forgiving, standard_output])
+def test_bytes_come_after_the_text_before_them(of):
+    raw = io.BytesIO()
+    stream = of(io.TextIOWrapper(raw, encoding="ascii"))
+    stream.write("a")
+    stream.buffer.write(b"b")
+    stream.write("c")
+    stream.flush()
+    assert raw.getvalue() == b"abc"
+
+
+def test_bytes_that_nobody_reads_are_no_failure(closed_pipe):
+    stream = standard_output(closed_pipe)
+    assert stream.buffer.write(b"lost") == 4
+    stream.buffer.flush()

@@ -60,9 +60,13 @@ def test_incidents_apart_need_no_caveat():
     assert not caveats_with(TOGETHER, run(faults=apart))
 
 
-def test_an_incident_without_effect_is_active_with_no_other():
-    both = (Fault(step=20, repair_steps=20, verified=False), Fault(step=30, node=2, repair_steps=20))
-    assert not caveats_with(TOGETHER, run(faults=both))
+@pytest.mark.parametrize("unverified", [0, 1])
+def test_an_incident_without_effect_is_active_with_no_other(unverified):
+    both = [Fault(step=20, repair_steps=20), Fault(step=30, node=2, repair_steps=20)]
+    both[unverified] = replace(both[unverified], verified=False)
+    summary = summarized(run(faults=both))
+    assert not [reason for reason in summary["reasons"] if "broke down" in reason]
+    assert summary["caveats"] and not [caveat for caveat in summary["caveats"] if TOGETHER in caveat]
 
 
 def checkpoints(events, failing, reason="OSError: [Errno 28] No space left on device"):
