@@ -32,7 +32,7 @@ from tests.conftest import TIERS
 pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("chaos", "harness", "mecefo_runtime", "benchmarks", "dashboards", "manual")
+PACKAGES = ("chaos", "harness", "mecefo_chaos", "mecefo_runtime", "benchmarks", "dashboards", "manual")
 # Packages and their rooms, lowest first: an import may point to the left and down, never to the right or up.
 ROOMS: Mapping[str, tuple[str, ...]] = {
     "mecefo_runtime": (
@@ -54,7 +54,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     ),
     "chaos": (
         *(
-            "plain_text",
+            *("plain_text", "user_files"),
             "errors",
             "spec",
             "host",
@@ -81,6 +81,7 @@ BELOW: Mapping[str, tuple[str, ...]] = {
     "mecefo_runtime": (),
     "chaos": ("mecefo_runtime",),
     "harness": ("chaos", "mecefo_runtime"),
+    "mecefo_chaos": ("chaos", "harness", "mecefo_runtime"),
     "dashboards": ("chaos", "harness", "mecefo_runtime"),
     "manual": ("chaos", "harness", "mecefo_runtime", "dashboards"),
     "benchmarks": ("chaos", "harness", "mecefo_runtime"),

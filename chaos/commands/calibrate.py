@@ -11,7 +11,7 @@ import click
 from chaos.commands.shared.options import JSON_OPTION, FileToWrite
 from chaos.commands.shared.output import echo, print_json, print_text
 from chaos.errors import EnvironmentFailure, UsageError, nearest
-from mecefo_runtime.system.user_files import write_output
+from chaos.user_files import write_output
 
 if TYPE_CHECKING:
     from mecefo_runtime.prediction.device_model import DeviceModel

@@ -15,7 +15,7 @@ from chaos.commands.shared.grouped import option
 from chaos.commands.shared.options import OUTPUT
 from chaos.commands.shared.output import echo, print_text
 from chaos.errors import EnvironmentFailure, UsageError, shown
-from mecefo_runtime.system.user_files import write_output
+from chaos.user_files import write_output
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from chaos.commands.shared.options import OUT_OPTION, FileToWrite
 from chaos.commands.shared.output import echo
 from chaos.commands.shared.stored import read_run
 from chaos.errors import EnvironmentFailure, InjectionError, UsageError
-from mecefo_runtime.system.user_files import write_output
+from chaos.user_files import write_output
 
 DEFAULT_MAX_RUNS = 30
 _STEP = "step="

@@ -14,10 +14,10 @@ from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 from chaos.errors import UsageError, nearest, shown
 from chaos.spec.quantities import parse_bytes
 from chaos.spec.validation_errors import said
+from chaos.user_files import read_input
 from mecefo_runtime.job.link import Link, Links
 from mecefo_runtime.prediction.device_model import DeviceModel, DeviceModelError, parse_device_model
 from mecefo_runtime.prediction.named_devices import NAMES, named_device
-from mecefo_runtime.system.user_files import read_input
 
 # A table has a few kilobytes.
 _MAX_FILE_BYTES = 2**20

@@ -7,7 +7,6 @@ injector acts, from outside or through the agent (an `InProcessFault`).
 
 from __future__ import annotations
 
-import importlib
 import os
 import queue
 import threading
@@ -156,7 +155,8 @@ class Agent:
         handle = message.handle
         module, _, name = message.effect.partition(":")
         try:
-            effect: InProcessFault = getattr(importlib.import_module(module), name)(
+            # Not by `importlib`: this module, and what it imports, may have private names (`chaos.host.private_names`).
+            effect: InProcessFault = getattr(__import__(module, fromlist=[name]), name)(
                 message.arguments, self._subject, lambda told: self._report(handle, told)
             )
             told = effect.begin(step, phase)

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from chaos.errors import UsageError, all_of, shown
-from mecefo_runtime.system.user_files import read_input
+from chaos.user_files import read_input
 
 # An experiment is a page of text. What is beyond these is a mistake or an attack (deep nesting, exponential aliases).
 MAX_BYTES = 128 * 1024

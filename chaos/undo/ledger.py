@@ -24,8 +24,8 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from chaos.errors import ChaosError, EnvironmentFailure, HealError
+from chaos.user_files import read_regular
 from mecefo_runtime.system.process import ProcessId
-from mecefo_runtime.system.user_files import read_regular
 
 Author = Literal["chaos", "watchdog", "heal"]
 State = Literal["prepared", "applied", "lapsed", "struck"]

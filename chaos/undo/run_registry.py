@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from chaos.errors import EnvironmentFailure
+from chaos.user_files import read_regular
 from mecefo_runtime.system.process import ProcessId
-from mecefo_runtime.system.user_files import read_regular
 
 STATE_VARIABLE = "CHAOS_STATE"
 _NAME = "mecefo-chaos"

@@ -10,13 +10,13 @@ from typing import Any
 
 from chaos.errors import UsageError
 from chaos.host.run_files import EVENTS_FILE
+from chaos.user_files import read_input
 from harness.comparison.sample import NoSet, RunSet, Sample, sample_of
 from harness.judging.stored import judge
 from harness.judging.summary import Summary
 from harness.store.log import legible
 from harness.store.runs import SET_FILE, find_run
 from mecefo_runtime.system.events import Event
-from mecefo_runtime.system.user_files import read_input
 
 
 def find_samples(out: Path, reference: str) -> list[Sample]:

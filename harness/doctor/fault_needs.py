@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-import sys
-from pathlib import Path
 
-from chaos.host import memory_limit, small_disk
+from chaos.host import memory_limit, python_module, small_disk
 from chaos.host.links.firewall import environment, find_tool
 from harness.backends.finding import Check, Finding
 from harness.network.machine import TRY_TIMEOUT_SECONDS, why_no_networks
@@ -19,8 +17,7 @@ QUEUES = Check("packet queue", "slow-link: delay, jitter, loss and rate of packe
 MEMORY_GROUPS = Check("memory control group", "leak-memory by cgroup: ended by the kernel's out-of-memory killer")
 MOUNTS = Check("right to mount", "fill-disk: a small disk over the checkpoints' folder")
 
-_PACKAGE_ROOT = Path(__file__).parents[2]
-_SERVE = "from harness.network.shaper import Settings, Shaper; Shaper(1, Settings())"
+_TRIED_SHAPER = "harness.doctor.packet_queue"
 
 
 def networks() -> Finding:
@@ -43,11 +40,11 @@ def packet_queue() -> Finding:
     if why_no_networks() is not None:
         return QUEUES.missing("needs networks, which are missing", "see there")
     rule = [find_tool("iptables"), "-A", "OUTPUT", "-j", "NFQUEUE", "--queue-num", "1", "--queue-bypass"]
-    serve = [sys.executable, "-P", "-c", _SERVE]
+    serve = python_module.command(_TRIED_SHAPER)
     script = f"{shlex.join(rule)} && exec {shlex.join(serve)}"
     tried = subprocess.run(
         [find_tool("unshare"), "--user", "--map-root-user", "--net", "sh", "-c", script],
-        env={**environment(), "PYTHONPATH": f"{_PACKAGE_ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        env=environment(),
         capture_output=True,
         encoding="utf-8",
         errors="replace",

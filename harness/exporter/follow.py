@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from chaos.host.run_files import EVENTS_FILE
+from chaos.user_files import open_regular
 from harness.exporter.job import JobExporter
 from harness.judging.stored import judge
 from harness.store.log import LogError, parse_line
-from mecefo_runtime.system.user_files import open_regular
 
 LOG_POLL_SECONDS = 0.25
 

@@ -17,9 +17,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from chaos.user_files import read_regular
 from mecefo_runtime.system.events import MAIN_JOB, Event
 from mecefo_runtime.system.process import ProcessId
-from mecefo_runtime.system.user_files import read_regular
 
 TARGETS_FILE = "prometheus.json"
 OWNER_LABEL = "__chaos_owner"

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from chaos.errors import UsageError, all_of, nearest, shown
 from chaos.spec.validation_errors import Problems, Source, explain
 from chaos.spec.yaml_lines import Mistake, read
+from chaos.user_files import read_input
 from harness.forecast.cluster_schema import (
     BEST,
     MOST_RANKS,
@@ -35,7 +36,6 @@ from mecefo_runtime.job.layout import Cluster, LayoutError
 from mecefo_runtime.planners import goes_back_to
 from mecefo_runtime.prediction.device_model import DeviceModel, DeviceModelError, parse_device_model
 from mecefo_runtime.prediction.named_devices import NAMES, named_device
-from mecefo_runtime.system.user_files import read_input
 
 _KEYS: Mapping[tuple[str, ...], Collection[str]] = {
     (): tuple(ClusterFile.model_fields),

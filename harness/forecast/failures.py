@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from chaos.errors import UsageError, shown
+from chaos.user_files import read_input
 from harness.forecast.model import Failures, Loss
 from mecefo_runtime.job.layout import Cluster
-from mecefo_runtime.system.user_files import read_input
 
 _TRACE_COLUMNS = ("time", "node", "repair")
 _DRAWN_AT_ONCE = 1024

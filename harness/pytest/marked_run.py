@@ -7,7 +7,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,6 +22,7 @@ from chaos.experiment.fault_spec import FAULT_KEYS
 from chaos.experiment.job import Job
 from chaos.experiment.reading import from_options
 from chaos.experiment.terms import CHECKPOINT_OPTIONS, SNAPSHOT_OPTIONS
+from chaos.host import python_module
 from chaos.host.run_files import EVENTS_FILE, SUMMARY_FILE
 from harness.analysis.words import one_line
 from harness.judging.early_end import check_gates
@@ -240,13 +240,9 @@ def _one_at_a_time(out: Path, may_overlap: bool) -> Iterator[None]:
 
 def _chaos(arguments: Sequence[str], started_in: Path, timeout_seconds: float) -> tuple[int, str, str]:
     """(exit code, standard output, standard error) of one `chaos`; it is ended in order when we are."""
-    # Behind everything else on the path: it is found where this is not installed, too.
-    root = str(Path(__file__).resolve().parents[2])
-    code = f"import sys; sys.path.append({root!r}); from chaos.cli import main; main()"
     environment = {**os.environ, "COLUMNS": _WIDTH, "NO_COLOR": "1"}
     process = subprocess.Popen(
-        # -P: what lies in the current folder must not be taken for ours.
-        [sys.executable, "-P", "-c", code, *arguments, "--no-github"],
+        python_module.command("chaos", *arguments, "--no-github"),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

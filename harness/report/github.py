@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from chaos.user_files import open_output
 from harness.analysis.words import name_seconds, one_line
 from harness.judging.summary import GateResult, IncidentSummary, Summary
 from harness.report import wording
-from mecefo_runtime.system.user_files import open_output
 
 MAX_SUMMARY_BYTES = 1024 * 1024
 MAX_ANNOTATIONS = 10

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from chaos.errors import EnvironmentFailure
+from chaos.user_files import read_regular
 from harness.backends.base import AnyConfig
 from harness.store.files import write_whole
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.prediction.device_model import rescaled
-from mecefo_runtime.system.user_files import read_regular
 
 KEPT_FILE = "ratings.json"
 _MAX_KEPT = 50

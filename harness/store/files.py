@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from chaos.errors import EnvironmentFailure
-from mecefo_runtime.system.user_files import write_output
+from chaos.user_files import write_output
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from chaos.errors import EnvironmentFailure, shown
+from chaos.user_files import open_regular
 from mecefo_runtime.system.events import Event
-from mecefo_runtime.system.user_files import open_regular
 
 
 class LogError(EnvironmentFailure):

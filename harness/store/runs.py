@@ -24,9 +24,9 @@ import psutil
 
 from chaos.errors import EnvironmentFailure, UsageError, shown
 from chaos.host.run_files import EVENTS_FILE, SUMMARY_FILE
+from chaos.user_files import open_regular, read_regular
 from harness.store.agreement import contradictions_of_files, contradictions_of_start, no_beginning, wrong_number
 from mecefo_runtime.system.events import MAIN_JOB, Event
-from mecefo_runtime.system.user_files import open_regular, read_regular
 
 SET_FILE = "set.json"
 LATEST = "latest"

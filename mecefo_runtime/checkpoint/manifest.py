@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from mecefo_runtime.job.config import JobConfig, ModelConfig
-from mecefo_runtime.system.user_files import open_regular, read_regular
 
 MANIFEST = "unit.json"
 FORMAT = "mecefo-unit"
@@ -149,8 +148,11 @@ class Manifest:
             CheckpointCorrupt: it is missing, or it is not.
         """
         expected = "the description of a unit"
+        if path.is_fifo():
+            # To read it would be to wait for its writer.
+            raise CheckpointCorrupt(path, expected, "a pipe")
         try:
-            content = read_regular(path)
+            content = path.read_bytes()
         except OSError as error:
             raise CheckpointCorrupt(path, expected, words_of(error)) from None
         try:
@@ -219,7 +221,7 @@ def verified_files(place: Path, manifest: Manifest) -> Iterator[dict[str, IO[byt
         for name, record in manifest.files.items():
             path = place / name
             try:
-                file = files[name] = stack.enter_context(open_regular(path))
+                file = files[name] = stack.enter_context(path.open("rb"))
                 found = measure(file)
             except OSError as error:
                 raise CheckpointCorrupt(path, f"{record.num_bytes} bytes", words_of(error)) from None

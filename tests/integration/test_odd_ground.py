@@ -20,7 +20,7 @@ from tests.integration.runs import (
     read_run,
     run_chaos,
 )
-from tests.integration.test_external import FOLLOWER, again_and_again
+from tests.integration.test_external import FOLLOWER, TORCHRUN, again_and_again
 
 pytestmark = pytest.mark.integration
 
@@ -28,6 +28,47 @@ STEPS = "40"
 # Of another project: our packages' names, and those of modules that ours import.
 PACKAGES = ("harness", "mecefo_runtime", "chaos", "docker", "torch")
 MODULES = ("json", "yaml", "typing_extensions", "numpy", "pydantic", "rich", "select", "asyncio")
+# What torch needs of it, which imports it, too.
+JSON_OF_THE_JOB = """
+import sysconfig
+
+NAME = "of the job"
+__path__ = [f"{sysconfig.get_path('stdlib')}/json"]
+from json.decoder import JSONDecodeError, JSONDecoder
+from json.encoder import JSONEncoder
+
+def dumps(*arguments, **options):
+    raise RuntimeError("of the job")
+
+dump = load = loads = dumps
+"""
+TRAINING = """
+def check():
+    import chaos.agent, harness, json, mecefo_runtime
+    assert {module.NAME for module in (chaos, harness, json, mecefo_runtime)} == {"of the job"}
+
+check()
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+for _ in range(40):
+    loss = model(torch.ones(2, 4)).mean() ** 2
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+check()
+dist.destroy_process_group()
+"""
+EXTERNAL = """
+name: own-modules
+network: namespaces
+faults:
+- {kind: slow-link, on: link=0-1, at: {step: 5}, for: 10steps, delay: 20ms}
+- {kind: set-nan, on: rank=1, at: {step: 30}}
+"""
 NOISY = """
 import sys
 
@@ -63,13 +104,19 @@ def test_run_from_another_projects_checkout(checkout, arguments):
     assert run.summary["incidents"][0]["verified"]
 
 
-def test_external_job_keeps_its_own_path(tmp_path):
-    (tmp_path / "harness").mkdir()
-    (tmp_path / "harness" / "__init__.py").write_text("NAME = 'of the job'\n")
-    (tmp_path / "train.py").write_text(f"import harness; assert harness.NAME\n{Path(FOLLOWER[1]).read_text()}")
-    command = again_and_again(sys.executable, "train.py", "20")
-    run = run_chaos(tmp_path, "kill-process", "--at", "step=8", command=command)
-    assert (run.exit_code, run.summary["verdict"]) == (0, "pass"), run.stderr
+def test_external_job_keeps_its_own_modules(tmp_path):
+    """Those of our packages' names, and one of the standard library, in which nobody but the job may look."""
+    job = tmp_path / "job"
+    for name in ("harness", "chaos", "mecefo_runtime"):
+        (job / name).mkdir(parents=True)
+        (job / name / "__init__.py").write_text("NAME = 'of the job'\n")
+    (job / "chaos" / "agent.py").touch()
+    (job / "json.py").write_text(JSON_OF_THE_JOB)
+    (job / "train.py").write_text(TRAINING)
+    (tmp_path / "x.yaml").write_text(EXTERNAL)
+    run = run_chaos(tmp_path, "x.yaml", command=(*TORCHRUN, "--nproc-per-node", "2", "job/train.py"))
+    assert run.summary["steps_committed"] == 40, run.stderr
+    assert [incident["verified"] for incident in run.summary["incidents"]] == [True, True], run.stderr
 
 
 def test_sitecustomize_that_prints(tmp_path):

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 from chaos.commands.shared.output import echo
 from chaos.errors import ChaosError, UsageError, in_terms
 from chaos.plain_text import plain
-from mecefo_runtime.system.user_files import open_output, write_output
+from chaos.user_files import open_output, write_output
 
 # GitHub shows ten of a kind for each step.
 _MAX_ANNOTATIONS = 10

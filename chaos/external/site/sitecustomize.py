@@ -60,7 +60,7 @@ def _watch(module: ModuleType) -> None:
             if not told:
                 told.append(_load())
             told[0](self)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             # The script must not suffer; it is not followed then.
             told[:] = [lambda optimizer: None]
             print(f"chaos: this process is not observed: {type(error).__name__}: {error}", file=sys.stderr)
@@ -70,20 +70,24 @@ def _watch(module: ModuleType) -> None:
 
 def _load() -> Any:
     """`chaos.external.start.optimizer_created`."""
-    # Whoever imports it before there is an optimizer means to call `chaos.agent.step`.
-    is_explicit = "chaos.agent" in sys.modules
     start = _import("chaos.external.start")
-    start.begin(is_explicit=is_explicit)
+    # Whoever imports it before there is an optimizer means to call `chaos.agent.step`.
+    start.begin(is_explicit=_has_our_agent())
     return start.optimizer_created
+
+
+def _has_our_agent() -> bool:
+    """Whether the script has imported our `chaos.agent`, of whatever version, and not a module of its own."""
+    place = os.path.dirname(getattr(sys.modules.get("chaos.agent"), "__file__", None) or "")  # noqa: PTH120
+    return os.path.exists(os.path.join(place, "external", "site", "sitecustomize.py"))  # noqa: PTH110, PTH118
 
 
 def _import(name: str) -> Any:
     """A module of ours, from where this file is, in whatever environment the script has."""
     import importlib.util
 
-    spec = importlib.util.find_spec("chaos")
-    if spec is not None and not _is_ours(spec):
-        raise ImportError(f"the script has a package `chaos` of its own, {spec.origin}")
+    if not _has_our_agent() and (private := _private_names()).is_needed():
+        return private.load(name)
     # Only for the moment: what the script imports is to be found where it would be without us. First, because another
     # version of ours may be installed.
     sys.path.insert(0, _PACKAGES)
@@ -93,18 +97,26 @@ def _import(name: str) -> Any:
         sys.path.remove(_PACKAGES)
 
 
+def _private_names() -> Any:
+    """`chaos.host.private_names`, which must not import the package that it is in."""
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    spec = spec_from_file_location("_mecefo_chaos_names", os.path.join(_PACKAGES, "chaos", "host", "private_names.py"))  # noqa: PTH118
+    assert spec is not None and spec.loader is not None
+    if spec.name not in sys.modules:
+        sys.modules[spec.name] = module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[spec.name])
+    return sys.modules[spec.name]
+
+
 def _move() -> None:
     """Into the network that was made for this rank, before anything is opened."""
     try:
-        _import("chaos.host.join_network").move(os.environ)
-    except Exception as error:
+        # The script's folder is not on the path yet, so that nobody knows which names it takes.
+        _private_names().load_before_the_script("chaos.host.join_network").move(os.environ)
+    except (Exception, SystemExit) as error:
         # Links to it are not cut then, which is found out when one is to be.
         print(f"chaos: this process has no network of its own: {type(error).__name__}: {error}", file=sys.stderr)
-
-
-def _is_ours(spec: ModuleSpec) -> bool:
-    places = spec.submodule_search_locations or ()
-    return any(os.path.exists(os.path.join(place, "cli.py")) for place in places)  # noqa: PTH110, PTH118
 
 
 def _run_next() -> None:

@@ -10,9 +10,9 @@ from importlib.resources import files
 from pathlib import Path
 
 from chaos.errors import UsageError
+from chaos.user_files import read_input
 from harness.papers.mecefo.claims import PROCESSES, perplexity_increase
 from mecefo_runtime.system.json_values import from_json
-from mecefo_runtime.system.user_files import read_input
 
 SHIPPED_FILE = "perplexity.json"
 _PERCENT = r"([+-]?[\d.]+)%"

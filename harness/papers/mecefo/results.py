@@ -12,11 +12,11 @@ from importlib.resources import files
 from pathlib import Path
 
 from chaos.errors import EnvironmentFailure, UsageError
+from chaos.user_files import read_regular
 from harness.papers.mecefo.emulated import EmulatedRun
 from harness.papers.mecefo.setting import Cell
 from harness.store.files import write_whole
 from mecefo_runtime.system.json_values import JsonTypeError, from_json, to_json
-from mecefo_runtime.system.user_files import read_regular
 
 FORMAT = "chaos paper mecefo 1"
 SHIPPED_FILE = "measured.json"

@@ -16,6 +16,7 @@ from typing import TextIO
 
 from chaos.experiment.experiment import Experiment
 from chaos.experiment.reading import from_mapping
+from chaos.user_files import read_regular
 from harness.comparison.stored import machine_words
 from harness.judging.stored import judge
 from harness.papers.mecefo.results import RUNS_FOLDER
@@ -23,7 +24,6 @@ from harness.papers.mecefo.setting import METHODS
 from harness.run.execute import execute
 from harness.store.files import write_whole
 from mecefo_runtime.system.json_values import JsonTypeError, from_json, to_json
-from mecefo_runtime.system.user_files import read_regular
 
 # In a folder of results, and as it comes with this version.
 FILE = "undilated.json"

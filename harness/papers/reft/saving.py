@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from chaos.errors import UsageError
+from chaos.user_files import read_input
 from mecefo_runtime.system.json_values import JsonTypeError, from_json
-from mecefo_runtime.system.user_files import read_input
 
 FILE = "saving.json"
 COMMAND = "python -m benchmarks.snapshots --part saving --saving FILE"

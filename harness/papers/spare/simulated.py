@@ -16,6 +16,7 @@ from pathlib import Path
 from time import perf_counter
 
 from chaos.errors import EnvironmentFailure, UsageError, nearest, shown
+from chaos.user_files import read_regular
 from harness.papers.origin import Origin
 from harness.papers.spare.assumptions import Assumptions
 from harness.papers.spare.claims import CLAIMS, SIZES, Scheme
@@ -24,7 +25,6 @@ from harness.papers.spare.simulation import Outcome, simulate
 from harness.store.files import write_whole
 from mecefo_runtime.stacks.rulers import largest_redundancy
 from mecefo_runtime.system.json_values import JsonTypeError, from_json, to_json
-from mecefo_runtime.system.user_files import read_regular
 
 FORMAT = "chaos paper spare 1"
 FILE = "simulated.json"

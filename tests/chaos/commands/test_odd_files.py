@@ -59,7 +59,7 @@ def test_pipe_without_a_writer(pipe, chaos, command):
 
 
 def test_output_to_a_pipe_that_nobody_reads(pipe, chaos, monkeypatch):
-    monkeypatch.setattr("mecefo_runtime.system.user_files.MAX_WAIT_FOR_READER_SECONDS", 0.0)
+    monkeypatch.setattr("chaos.user_files.MAX_WAIT_FOR_READER_SECONDS", 0.0)
     code, _, err = chaos("init", *KILL[1:], "--output", pipe, "--force")
     assert code == 3
     assert "pipe.yaml cannot be written: a pipe that nobody reads" in err

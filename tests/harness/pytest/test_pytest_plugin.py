@@ -1,6 +1,7 @@
 """The pytest plugin without a run: what markers say, what is refused and how, and that it is idle when unused."""
 
 import os
+import sys
 import tomllib
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -14,8 +15,8 @@ pytestmark = pytest.mark.unit
 pytest_plugins = "pytester"
 
 ROOT = Path(__file__).resolve().parents[3]
-IS_INSTALLED = any(point.value == "harness.pytest.plugin" for point in entry_points(group="pytest11"))
-PLUGIN = () if IS_INSTALLED else ("-p", "harness.pytest.plugin")
+IS_INSTALLED = any(point.name == "mecefo-chaos" for point in entry_points(group="pytest11"))
+PLUGIN = () if IS_INSTALLED else ("-p", "mecefo_chaos.pytest_plugin")
 
 
 @pytest.fixture
@@ -192,6 +193,41 @@ def test_marked(): pass
     result.assert_outcomes(passed=1, skipped=1)
 
 
+OF_THE_PROJECT = """
+import pytest
+
+def check():
+    import chaos.agent, harness.tools
+    assert chaos.NAME == harness.NAME == "of the project"
+
+check()
+
+def test_it():
+    check()
+
+@pytest.mark.chaos(fault="kill-node", at="step=0")
+def test_marked(chaos_run): pass
+
+def test_after():
+    check()
+"""
+
+
+@pytest.mark.parametrize("start", [("-m", "pytest"), ("-P", "-m", "pytest")], ids=["from-the-folder", "installed"])
+def test_project_keeps_its_own_packages(pytester, monkeypatch, start):
+    """Those of our packages' names: whether they are found before ours or after."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    for name, module in (("chaos", "agent"), ("harness", "tools")):
+        package = pytester.mkpydir(name)
+        package.joinpath("__init__.py").write_text("NAME = 'of the project'\n")
+        package.joinpath(f"{module}.py").touch()
+    pytester.makepyfile(test_it=OF_THE_PROJECT)
+    plugin = ("-p", "no:mecefo-chaos", "-p", "mecefo_chaos.pytest_plugin")
+    result = pytester.run(sys.executable, *start, *plugin, "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(["*from 1*"])
+
+
 def test_pytest_tells_of_it(session):
     said = session("", "--markers").stdout.str()
     assert "@pytest.mark.chaos(fault, at=..., gate=[...], ...): make a run" in said
@@ -219,4 +255,4 @@ def test_before_the_run_there_are_no_figures():
 
 def test_the_plugin_is_an_entry_point():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"]["pytest11"] == {"mecefo-chaos": "harness.pytest.plugin"}
+    assert project["entry-points"]["pytest11"] == {"mecefo-chaos": "mecefo_chaos.pytest_plugin"}

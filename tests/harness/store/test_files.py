@@ -11,7 +11,7 @@ pytestmark = pytest.mark.unit
 
 
 def test_pipe_that_nobody_reads(tmp_path, monkeypatch):
-    monkeypatch.setattr("mecefo_runtime.system.user_files.MAX_WAIT_FOR_READER_SECONDS", 0.0)
+    monkeypatch.setattr("chaos.user_files.MAX_WAIT_FOR_READER_SECONDS", 0.0)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(EnvironmentFailure, match="a pipe that nobody reads"):
         write_whole(tmp_path / "pipe", "text")

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TextIO
 
 from chaos.errors import EnvironmentFailure, UsageError
+from chaos.user_files import read_regular
 from harness.papers.origin import Origin
 from harness.papers.reft.real.draws import Draw, run_draws
 from harness.papers.reft.real.rungs import RungRun, all_asked, run_asked
 from harness.store.files import write_whole
 from mecefo_runtime.system.json_values import JsonTypeError, from_json, to_json
-from mecefo_runtime.system.user_files import read_regular
 
 FORMAT = "chaos paper reft 1"
 FILE = "measured.json"

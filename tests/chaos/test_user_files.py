@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from mecefo_runtime.system.user_files import open_output, open_regular, read_input, read_regular, write_output
+from chaos.user_files import open_output, open_regular, read_input, read_regular, write_output
 
 pytestmark = pytest.mark.unit
 
@@ -112,7 +112,7 @@ def test_reader_that_comes_late(pipe, monkeypatch):
 
 
 def test_reader_that_never_comes(pipe, monkeypatch):
-    monkeypatch.setattr("mecefo_runtime.system.user_files.MAX_WAIT_FOR_READER_SECONDS", 0.0)
+    monkeypatch.setattr("chaos.user_files.MAX_WAIT_FOR_READER_SECONDS", 0.0)
     with pytest.raises(OSError, match="a pipe that nobody reads"):
         write_output(pipe, "text")
 
