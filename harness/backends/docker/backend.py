@@ -29,6 +29,7 @@ from harness.backends.docker.command import ContainerCommand
 from harness.backends.docker.container import ADDRESS_VARIABLE, CONTROL_VARIABLE, COORDINATOR, TOKEN_VARIABLE
 from harness.backends.docker.engine import EngineCalls
 from harness.backends.docker.examination import docker_findings
+from harness.backends.docker.image import python_command
 from harness.backends.docker.links import ContainerLinks
 from harness.backends.docker.memory import MemoryWatch
 from harness.backends.docker.network import NAMES, NetworkWatch, make_network
@@ -268,16 +269,15 @@ class DockerBackend:
 
     async def _start(self, name: str) -> NodeContainer:
         self._num_starts[name] = number = self._num_starts.get(name, 0) + 1
-        report = name if number == 1 else f"{name}.{number}"
-        log = self._logs / f"container-{name}.log"
+        report, log = name if number == 1 else f"{name}.{number}", self._logs / f"container-{name}.log"
         if name.startswith(HOLDER_PREFIX):
-            arguments = ["-P", "-m", "harness.backends.docker.holder", report]
+            python = python_command("harness.backends.docker.holder", report)
         else:
-            has_our_ranks = self._spec.has_ranks(name) and not self._spec.is_for_command
-            loaded = [self._spec.data or "", *self._modules] if has_our_ranks else []
-            arguments = ["-P", "-m", "harness.backends.docker.container", report, *loaded]
+            is_ours = self._spec.has_ranks(name) and not self._spec.is_for_command
+            loaded = (self._spec.data or "", *self._modules) if is_ours else ()
+            python = python_command("harness.backends.docker.container", report, *loaded)
         # With its output in the run's folder: what it says before it reports must not go with it.
-        command = ["sh", "-c", 'exec "$@" >>"$0" 2>&1', str(log), "python3", *arguments]
+        command = ["sh", "-c", 'exec "$@" >>"$0" 2>&1', str(log), *python]
         container = await self._calls.retry(partial(self._launch, name, report, log, command))
         await self._calls.call(container.reload)
         container.watch()

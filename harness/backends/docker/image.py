@@ -23,8 +23,14 @@ PURPOSE_LABEL = "mecefo-chaos.purpose"
 ANSWER_TIMEOUT_SECONDS = 30
 PACKAGES = ("chaos", "harness", "mecefo_runtime")
 _DIGEST_DIGITS = 32
-# Without the working directory on the path (-P): what is mounted there is not what the image was built from.
-_COMMAND = ("python", "-P", "-m", "harness.backends.docker.image")
+
+
+def python_command(module: str, *arguments: str) -> list[str]:
+    """The words that run a module of ours in a container, whatever else is on the path of the image's Python.
+
+    Without the working directory on it (-P): what is mounted there is not what the image was built from.
+    """
+    return ["python3", "-P", "-m", "mecefo_chaos.module", module, *arguments]
 
 
 def source_digest() -> str:
@@ -61,10 +67,11 @@ def _ask(client: DockerClient, image: Image) -> str | None:
     from docker.errors import APIError
 
     # The image's own entry point, if it has one, might do something else with the words.
+    python, *words = python_command("harness.backends.docker.image")
     container = client.containers.create(
         image,
-        list(_COMMAND[1:]),
-        entrypoint=_COMMAND[0],
+        words,
+        entrypoint=python,
         network_mode="none",
         read_only=True,
         cap_drop=["ALL"],
