@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,7 @@ from tests.integration.runs import (
     read_run,
     run_chaos,
 )
-from tests.integration.test_external import FOLLOWER, TORCHRUN, again_and_again
+from tests.integration.test_external import TORCHRUN
 
 pytestmark = pytest.mark.integration
 
