@@ -37,8 +37,9 @@ from chaos.commands.shared.said import given, read_experiment
 from chaos.commands.shared.usage_errors import leave_traces
 from chaos.commands.shrink import shrink
 from chaos.commands.validate import validate
-from chaos.errors import ChaosError, UsageError
+from chaos.errors import ChaosError, EnvironmentFailure, UsageError
 from chaos.host import streams
+from chaos.host.inherited import hear_of_children, is_limit, why_limit
 
 if TYPE_CHECKING:
     pass
@@ -251,6 +252,7 @@ for command in (
 
 def main() -> None:
     """Entry point of the `chaos` command."""
+    hear_of_children()
     _open_closed_streams()
     _ready_streams()
     sys.exit(run_cli(sys.argv[1:]))
@@ -299,10 +301,23 @@ def run_cli(arguments: list[str]) -> int:
         return _told(arguments, UsageError(sentence(error)))
     except ChaosError as error:
         return _told(arguments, error)
-    except Exception:
+    except Exception as error:
+        if (reason := _why_refused(error)) is not None:
+            return _told(arguments, EnvironmentFailure(reason))
         # A mistake of ours. Python's own exit code for it would say that a gate failed.
         traceback.print_exc()
         return EXIT_FAILED
+
+
+def _why_refused(error: Exception) -> str | None:
+    """What the machine lacks, of an error that came up where nobody expects one; None: it is a mistake of ours."""
+    if is_limit(error):
+        return why_limit(error)
+    if not isinstance(error, OSError):
+        return None
+    from chaos.host.process_table import why_no_process_table
+
+    return None if (lack := why_no_process_table()) is None else ": ".join(lack)
 
 
 def _told(arguments: list[str], error: ChaosError) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from chaos.errors import EnvironmentFailure
 from chaos.host import python_module
+from chaos.host.inherited import why
 from chaos.host.run_processes import RUN_VARIABLE
 from chaos.undo.run_registry import OpenRun
 from chaos.undo.watchdog import ALIVE, CLEAN, MAX_MESSAGE_BYTES, READY
@@ -79,7 +80,7 @@ class Lease:
                     )
             except OSError as error:
                 ours.close()
-                raise EnvironmentFailure(f"the watchdog cannot be started: {error.strerror}") from error
+                raise EnvironmentFailure(f"the watchdog cannot be started: {why(error)}") from error
         self._process, self._connection = process, ours
         self._num_starts += 1
         loop = asyncio.get_running_loop()

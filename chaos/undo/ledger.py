@@ -17,13 +17,14 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from chaos.errors import ChaosError, EnvironmentFailure, HealError
+from chaos.host.inherited import why
 from chaos.user_files import read_regular
 from mecefo_runtime.system.process import ProcessId
 
@@ -84,7 +85,7 @@ class Ledger:
             self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise EnvironmentFailure(
-                f"cannot open the undo ledger {path}: {error.strerror}; nothing was injected"
+                f"cannot open the undo ledger {path}: {why(error)}; nothing was injected"
             ) from error
 
     def __enter__(self) -> Self:
@@ -189,12 +190,18 @@ class Ledger:
         try:
             self._mend_tail()
             size = os.fstat(self._file.fileno()).st_size
-            if self._file.write(data) != len(data):
-                os.ftruncate(self._file.fileno(), size)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            try:
+                # What did not fit is written once more: that is what says why it does not.
+                while data:
+                    data = data[self._file.write(data) :]
+            except OSError:
+                # What is no file has no length; of half a line `_mend_tail` makes an end.
+                with suppress(OSError):
+                    os.ftruncate(self._file.fileno(), size)
+                raise
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise EnvironmentFailure(f"cannot write the undo ledger {self._path}: {error.strerror}") from error
+            raise EnvironmentFailure(f"cannot write the undo ledger {self._path}: {why(error)}") from error
 
     def _mend_tail(self) -> None:
         """End the last line, or take away one that was cut off: it was not synced, so nothing followed from it."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.errors import EnvironmentFailure
+from chaos.host.inherited import why
 from chaos.user_files import read_regular
 from mecefo_runtime.system.process import ProcessId
 
@@ -142,8 +143,7 @@ def register(run: OpenRun) -> None:
         with suppress(OSError):
             partial.unlink()
         raise EnvironmentFailure(
-            f"cannot record in {folder} that a run is active: {error.strerror}. "
-            f"Choose another folder with {STATE_VARIABLE}"
+            f"cannot record in {folder} that a run is active: {why(error)}. Choose another folder with {STATE_VARIABLE}"
         ) from error
 
 
@@ -195,7 +195,7 @@ def writable_folder() -> Path:
             with tempfile.TemporaryFile(dir=folder):
                 return folder
         except OSError as error:
-            reasons.append(f"{folder}: {error.strerror}")
+            reasons.append(f"{folder}: {why(error)}")
     raise EnvironmentFailure(
         f"there is no folder in which to record that a run is active ({'; '.join(reasons)}). "
         f"Choose one with {STATE_VARIABLE}"

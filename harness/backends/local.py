@@ -16,6 +16,7 @@ from typing import Any
 from chaos.errors import EnvironmentFailure
 from chaos.faults.base import OwnedProcess
 from chaos.host import python_module
+from chaos.host.inherited import why
 from chaos.host.links.nccl_transport import LOG_NAME
 from harness.backends.base import AnyConfig
 from harness.backends.node_job import STOP_TIMEOUT_SECONDS, NodeJob
@@ -81,7 +82,7 @@ class LocalBackend:
         try:
             self._server = await self._start_server()
         except OSError as error:
-            raise EnvironmentFailure(f"the fork server cannot be started: {error.strerror}") from error
+            raise EnvironmentFailure(f"the fork server cannot be started: {why(error)}") from error
         self._replies = asyncio.create_task(self._read_replies(self._server))
         networks = await self._answer("ready")
         if networks is not None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from chaos.errors import EnvironmentFailure
+from chaos.host.inherited import why
 from chaos.in_process.protocol import (
     AgentListener,
     AgentSession,
@@ -77,7 +78,7 @@ class ControlServer:
                     self._on_connection, sock=self._socket_file.socket, limit=MAX_LINE_BYTES
                 )
             except OSError as error:
-                raise EnvironmentFailure(f"cannot listen on a Unix socket: {error.strerror or error}") from error
+                raise EnvironmentFailure(f"cannot listen on a Unix socket: {why(error)}") from error
             self.address = f"{UNIX}{self._socket_file.path}"
             return
         self._server = await asyncio.start_server(self._on_connection, LOOPBACK, 0, limit=MAX_LINE_BYTES)

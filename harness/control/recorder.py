@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from chaos.errors import EnvironmentFailure
+from chaos.host.inherited import why
 from mecefo_runtime.system.events import Event
+
+ELSEWHERE = "choose another place with --out"
 
 
 class Recorder:
@@ -17,7 +20,7 @@ class Recorder:
         try:
             self._file = path.open("ab", buffering=0)
         except OSError as error:
-            raise EnvironmentFailure(f"cannot write the event log {path}: {error.strerror}") from error
+            raise EnvironmentFailure(f"cannot write the event log {path}: {why(error, ELSEWHERE)}") from error
 
     @property
     def num_events(self) -> int:
@@ -28,21 +31,18 @@ class Recorder:
         """Append one event.
 
         Raises:
-            EnvironmentFailure: it could not be written (a full disk); a run without its log is worth nothing, so it
-            must end.
+            EnvironmentFailure: it could not be written (a full disk, a limit); a run without its log is worth nothing,
+            so it must end.
         """
-        line = event.to_json().encode() + b"\n"
+        left = event.to_json().encode() + b"\n"
         try:
-            written = self._file.write(line)
+            # What did not fit is written once more: that is what says whether the disk is full or the file too large.
+            while left:
+                left = left[self._file.write(left) :]
         except OSError as error:
-            raise EnvironmentFailure(self._violation(error.strerror)) from error
-        if written != len(line):
-            raise EnvironmentFailure(self._violation("the disk is full"))
+            raise EnvironmentFailure(f"cannot write the event log {self._path}: {why(error, ELSEWHERE)}") from error
         self._num_events += 1
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-    def _violation(self, reason: str | None) -> str:
-        return f"cannot write the event log {self._path}: {reason}. Free some space or choose another place with --out"

@@ -32,6 +32,7 @@ def examine(out: Path, image: str = DEFAULT_IMAGE) -> Iterator[Finding]:
         yield machine.CORES.looked(machine.cores)
         yield machine.MEMORY.looked(machine.memory)
         yield machine.SHARED.looked(machine.shared_memory)
+        yield machine.OPEN_FILES.looked(machine.open_files)
         yield machine.RUNS.looked(partial(machine.runs_folder, out))
         yield (temporary := machine.TEMPORARY.looked(machine.temporary_files))
         if temporary.outcome == "ok":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
+import resource
 import shutil
 import sys
 import tempfile
@@ -11,9 +13,12 @@ from pathlib import Path
 
 from chaos.errors import EnvironmentFailure
 from chaos.host import memory_limit
+from chaos.host.inherited import open_file_limits
 from chaos.host.process_table import why_no_process_table
 from chaos.undo.run_registry import registered, writable_folder
 from harness.backends.finding import EVERY_BACKEND, Check, Finding
+from harness.backends.ground import needs_of
+from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.system.process import ProcessId
 
 OLDEST_PYTHON = (3, 11)
@@ -30,6 +35,7 @@ CORES = Check("cores", "shared by the ranks of a local job", EVERY_BACKEND)
 MEMORY = Check("memory", "the default job takes 0.6 GB", EVERY_BACKEND)
 SHARED = Check("shared memory", "NCCL, and scripts that load data in processes of their own")
 PROCESSES = Check("process table", "targets are found in /proc and identified by pidfd", EVERY_BACKEND)
+OPEN_FILES = Check("open files", "the connections of ranks to each other and to chaos", EVERY_BACKEND)
 TEMPORARY = Check("temporary files", "sockets of runs, and what torch compiles", EVERY_BACKEND)
 STATE = Check("state folder", "undo records of runs", EVERY_BACKEND)
 RUNS = Check("runs folder", "event logs and reports of runs", EVERY_BACKEND)
@@ -101,6 +107,20 @@ def process_table() -> Finding:
             "needs Linux 5.3 or newer; in a container, a seccomp profile that allows pidfd_open",
         )
     return PROCESSES.ok("/proc and pidfd")
+
+
+def open_files() -> Finding:
+    """Whether the default job's processes may have as many file descriptors as they need."""
+    wanted = needs_of(JobConfig(), has_twin=True, has_networks=False).open_files
+    soft, hard = (math.inf if limit == resource.RLIM_INFINITY else limit for limit in open_file_limits())
+    if hard < wanted:
+        return OPEN_FILES.wrong(
+            f"a process may have {hard:g}, and the default job needs up to {wanted}",
+            f"ulimit -n {wanted}; where that is refused, the hard limit must be raised (limits.conf(5), or the "
+            "container's --ulimit nofile). Jobs of fewer ranks need less",
+        )
+    raised = f", raised to {min(hard, 2 * wanted):g} for a run" if soft < wanted else ""
+    return OPEN_FILES.ok(f"{soft:g} for each process{raised}")
 
 
 def temporary_files() -> Finding:

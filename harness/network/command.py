@@ -1,8 +1,9 @@
-"""`python -m harness.network.command PARENT NODES RANKS TOLD GO COMMAND...`: run COMMAND on networks of its own.
+"""Runs a command on networks of its own: `python -m harness.network.command NUMBER... COMMAND...`.
 
+The numbers are: the parent's pid, how many nodes and ranks, two descriptors TOLD and GO, and the limit of open files.
 What starts the ranks is where the coordinator of a job of ours is; each rank moves into its own network as its Python
 starts (`chaos.host.join_network`). Which networks there are goes to the descriptor TOLD; then a byte from GO is waited
-for. The process that becomes COMMAND holds the networks.
+for. The process that becomes COMMAND holds the networks, and has the limit that its user has set.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import signal
 import sys
 
+from chaos.host.inherited import give_back_open_files
 from chaos.host.join_network import HOLDER_VARIABLE, NETWORKS_VARIABLE
 from harness.network.namespaces import leave_for_own_namespaces, make_networks
 from harness.network.plan import sites
@@ -23,7 +25,7 @@ _CANNOT_RUN = 127
 
 def main() -> None:
     """Make the networks, tell them, wait, and become COMMAND."""
-    parent, num_nodes, num_ranks, told, go = (int(word) for word in sys.argv[1:6])
+    parent, num_nodes, num_ranks, told, go, open_files = (int(word) for word in sys.argv[1:7])
     try:
         leave_for_own_namespaces()
         # The bridge is in this one, and would go with it.
@@ -41,8 +43,9 @@ def main() -> None:
     if not os.read(go, 1):
         sys.exit(1)
     os.close(go)
-    command = sys.argv[6:]
+    command = sys.argv[7:]
     environment = {**os.environ, NETWORKS_VARIABLE: networks.to_json(), HOLDER_VARIABLE: str(os.getpid())}
+    give_back_open_files(open_files)
     try:
         os.execvpe(command[0], command, environment)
     except OSError as error:

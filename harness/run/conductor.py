@@ -20,6 +20,7 @@ from chaos.experiment.experiment import Experiment, experiment_hash
 from chaos.faults import registry
 from chaos.faults.base import Fault, FaultContext
 from chaos.faults.watch import Watch
+from chaos.host.inherited import why
 from chaos.host.run_files import EVENTS_FILE, LOGS_FOLDER
 from chaos.injection.agent_sessions import AgentSessions
 from chaos.injection.caps import may_fire
@@ -80,7 +81,7 @@ class Conductor:
         try:
             logs.mkdir(exist_ok=True)
         except OSError as error:
-            raise EnvironmentFailure(f"cannot make the folder {logs}: {error.strerror}") from error
+            raise EnvironmentFailure(f"cannot make the folder {logs}: {why(error)}") from error
         needs = [self._faults[incident.fault].needs for incident in incidents]
         setup = BackendSetup(
             experiment, job, needs, folder, logs, self._control, token, self._emitter, engine, ranks_metrics

@@ -11,16 +11,20 @@ from typing import Any, TextIO
 
 from chaos.errors import EnvironmentFailure
 from chaos.experiment.experiment import Experiment, to_yaml
+from chaos.faults import registry
+from chaos.host.inherited import why
 from chaos.host.process_table import require_process_table
 from chaos.host.run_files import EXPERIMENT_FILE, SUMMARY_FILE
 from chaos.undo.heal import refuse_if_unclean
 from chaos.undo.run_registry import writable_folder
 from harness.analysis.state import RunState
 from harness.backends.docker.backend import require_image
+from harness.backends.ground import needs_of, require_room
 from harness.exporter.job import JobExporter, exported
 from harness.judging.stored import judge
 from harness.judging.summary import Summary
 from harness.live.live import open_view
+from harness.network.machine import wants_networks
 from harness.report import html, junit
 from harness.run.conductor import Conductor
 from harness.run.preparation import prepare
@@ -57,6 +61,9 @@ def execute(
     job, incidents = with_ratings(prepared.job, ratings), prepared.plan.incidents
     if ratings is None:
         job = with_ratings(job, kept_ratings(out, job, experiment.backend))
+    has_networks = wants_networks(experiment, [registry()[incident.fault].needs for incident in incidents])
+    needs = needs_of(job, incidents, has_twin=experiment.twin, has_networks=has_networks)
+    require_room(job, needs)
     refuse_if_unclean()
     writable_folder()
     try:
@@ -69,7 +76,7 @@ def execute(
         folder = new_run_folder(out, experiment.name)
         (folder / EXPERIMENT_FILE).write_text(to_yaml(experiment), encoding="utf-8")
     except OSError as error:
-        raise EnvironmentFailure(f"cannot write to {out}: {error.strerror}. Choose another place with --out") from error
+        raise EnvironmentFailure(f"cannot write to {out}: {why(error, 'choose another place with --out')}") from error
     if isinstance(job, JobConfig) and job.checkpoint is not None and not job.checkpoint.folder:
         checkpoint = replace(job.checkpoint, folder=str((folder / CHECKPOINTS_FOLDER).resolve()))
         job = replace(job, checkpoint=checkpoint)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from chaos.errors import EnvironmentFailure
+from chaos.host.inherited import why
 from chaos.user_files import write_output
 
 
@@ -23,7 +24,7 @@ def write_whole(path: Path, text: str) -> None:
             write_output(path, text)
             return
     except OSError as error:
-        raise EnvironmentFailure(f"cannot write {path}: {error.strerror}") from error
+        raise EnvironmentFailure(f"cannot write {path}: {why(error)}") from error
     path = path.resolve()
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -32,4 +33,4 @@ def write_whole(path: Path, text: str) -> None:
     except OSError as error:
         with suppress(OSError):
             partial.unlink()
-        raise EnvironmentFailure(f"cannot write {path}: {error.strerror}") from error
+        raise EnvironmentFailure(f"cannot write {path}: {why(error)}") from error

@@ -2,24 +2,30 @@
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.integration.runs import (
     INSTALLED,
+    PATIENT,
     REPOSITORY,
+    RUN_TIMEOUT_SECONDS,
     SMALL,
     WAIT_TIMEOUT_SECONDS,
     ChaosRun,
     assert_nothing_left,
+    environment_of_run,
+    event_logs,
     paced,
     read_run,
     run_chaos,
 )
-from tests.integration.test_external import TORCHRUN
+from tests.integration.test_external import FOLLOWER, TORCHRUN, again_and_again
 
 pytestmark = pytest.mark.integration
 
@@ -184,3 +190,97 @@ def test_process_table_of_a_namespace(tmp_path, namespaces, before, said):
         assert ended.returncode == (3 if said else 0), ended.stderr
         assert said in ended.stderr
         assert (tmp_path / "out").exists() == (not said), "a run was begun"
+
+
+# ---- what the kernel does not give ----
+
+# Patches: the command begins with SIGCHLD ignored and with few file descriptors, as from a parent that has it so.
+CHILDREN_IGNORED = """
+import sys
+
+if sys.orig_argv[1] == "-c":
+    import signal
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+"""
+FEW_FILES = """
+if sys.orig_argv[1] == "-c":
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (20, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+"""
+# The script of a user, which tells what it was started with.
+TELLING = """
+import resource, signal
+
+print("soft limit", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+print("children", signal.getsignal(signal.SIGCHLD).name, flush=True)
+"""
+NO_PROC = ("unshare", "--mount", "--propagation", "private", "sh", "-c", 'umount -l /proc && exec "$@"', "sh")
+
+
+def within_limit(num_files):
+    """The words that start a command with so many file descriptors."""
+    return ("sh", "-c", f'ulimit -n {num_files} && exec "$@"', "sh")
+
+
+def chaos_within(folder, around, *arguments):
+    """`chaos ARGUMENTS`, started by the words `around`; its exit code and all that it said. No traceback, no run."""
+    done = subprocess.run(
+        [*around, sys.executable, "-c", INSTALLED, *arguments],
+        cwd=folder,
+        env=environment_of_run("odd", folder),
+        capture_output=True,
+        text=True,
+        timeout=RUN_TIMEOUT_SECONDS,
+        check=False,
+    )
+    said = done.stdout + done.stderr
+    assert "Traceback" not in said, said
+    assert not event_logs(folder / "out")
+    return done.returncode, said
+
+
+@pytest.mark.parametrize("num_files", [12, 24])
+def test_few_file_descriptors(tmp_path, num_files):
+    few = within_limit(num_files)
+    code, said = chaos_within(tmp_path, few, "run", "kill-process", "--at", "step=6", *SMALL, "--out", "out")
+    assert code == 3 and f"limit is {num_files}" in said and "ulimit -n" in said
+
+
+@pytest.mark.parametrize(
+    ("around", "name", "said"),
+    [(NO_PROC, "process table", "not mounted"), (within_limit(12), "open files", "may have 12")],
+    ids=["no /proc", "12 files"],
+)
+def test_doctor_knows(tmp_path, around, name, said):
+    if subprocess.run([*around, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no such namespace can be made here")
+    code, told = chaos_within(tmp_path, around, "doctor", "--out", "out", "--json")
+    (check,) = (one for one in json.loads(told)["checks"] if one["name"] == name)
+    assert code == 3 and check["outcome"] != "ok" and said in check["found"]
+
+
+def test_run_that_has_just_what_it_needs(tmp_path):
+    experiment = ("kill-process", "--on", "rank=1", "--at", "step=6", "--steps", "20", "--repair", "5steps", *SMALL)
+    said = chaos_within(tmp_path, within_limit(24), "run", *experiment, "--out", "out")[1]
+    needed = int(said.rpartition("ulimit -n ")[2].split("`")[0])
+    limits = {resource.RLIMIT_NOFILE: needed}
+    with ChaosRun(tmp_path / "enough", ["run", *experiment], patch=PATIENT + CHILDREN_IGNORED, limits=limits) as run:
+        assert run.wait() == 0, run.stderr
+        ended = read_run(run.folder, 0).of("process_exited")
+    # Whoever is told of them is stopped itself when the job is over.
+    codes = [(one.fields["exited_rank"], one.fields["exit"]) for one in ended if one.fields["role"] == "rank"]
+    assert codes[0] == (1, -9) and {code for _, code in codes[1:]} <= {0}
+    assert [one.fields["exit"] for one in ended if one.fields["role"] == "coordinator"] == [0]
+
+
+def test_command_has_its_users_limits_and_its_exit_codes(tmp_path):
+    (tmp_path / "train.py").write_text(TELLING + Path(FOLLOWER[1]).read_text())
+    command = again_and_again(sys.executable, "train.py", "20")
+    run = run_chaos(tmp_path, "kill-process", "--at", "step=8", command=command, patch=CHILDREN_IGNORED + FEW_FILES)
+    assert (run.exit_code, run.summary["verdict"]) == (0, "pass"), run.stderr
+    assert (run.folder / "logs" / "job.log").read_text().splitlines()[:2] == ["soft limit 20", "children SIG_DFL"]
+    (launcher,) = (event for event in run.of("process_exited") if event.fields["role"] == "launcher")
+    assert launcher.fields["exit"] == 0
+    assert any("SIGCHLD" in event.fields["message"] for event in run.of("warning"))

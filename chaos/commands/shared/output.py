@@ -132,4 +132,6 @@ def standard_output() -> Iterator[None]:
     except OSError as error:
         drop(sys.stdout)
         if error.errno not in GONE:
-            raise EnvironmentFailure(f"cannot write to standard output: {error.strerror}") from error
+            from chaos.host.inherited import why
+
+            raise EnvironmentFailure(f"cannot write to standard output: {why(error)}") from error

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from chaos.errors import EnvironmentFailure
 from chaos.experiment.command_job import CommandConfig, command_text
+from chaos.host import inherited
 from chaos.host.join_network import NCCL_LOG_VARIABLE
 from chaos.host.links.nccl_transport import LOG_NAME
 from chaos.host.run_files import JOB_LOG
@@ -58,6 +59,9 @@ class CommandBackend:
 
     async def open(self) -> None:
         """Nothing to prepare: the command starts its own processes."""
+        if inherited.children_were_ignored():
+            message = "SIGCHLD was ignored here, and is not for the command: its launcher must know how its ranks ended"
+            self._emitter.emit("warning", message=message)
 
     async def prepare_job(self, name: str, job: AnyConfig, *, with_agents: bool) -> LocalCommand:
         """Prepare a job without starting it."""
@@ -114,7 +118,8 @@ class LocalCommand(CommandRun):
             EnvironmentFailure: they cannot be made.
         """
         with CommandNetworks(cluster) as networks:
-            self._child = await self._spawn([*networks.prefix(), *self._job.command], networks.descriptors)
+            words = [*networks.prefix(), *self._job.command]
+            self._child = await self._spawn(words, networks.descriptors, has_own_limits=False)
             held = await networks.wait_for(self._child, self._log)
         self._networks, self.links = networks, CommandLinks(held, self.rank_processes)
 
@@ -136,10 +141,15 @@ class LocalCommand(CommandRun):
         self._reaping = asyncio.create_task(self._reap(self._child))
         self._follow()
 
-    async def _spawn(self, words: Sequence[str], descriptors: Sequence[int] = ()) -> asyncio.subprocess.Process:
-        parent = os.getpid()
+    async def _spawn(
+        self, words: Sequence[str], descriptors: Sequence[int] = (), *, has_own_limits: bool = True
+    ) -> asyncio.subprocess.Process:
+        """`has_own_limits`: those that the user has set; else it is still us who need ours."""
+        parent, open_files = os.getpid(), inherited.open_file_limits()[0]
 
-        def end_with_us() -> None:
+        def begin() -> None:
+            if has_own_limits:
+                inherited.give_back_open_files(open_files)
             # SIGTERM, upon which launchers end their ranks.
             _PRCTL(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
             if os.getppid() != parent:
@@ -156,11 +166,11 @@ class LocalCommand(CommandRun):
                     env=self._environment,
                     start_new_session=True,
                     pass_fds=descriptors,
-                    preexec_fn=end_with_us,
+                    preexec_fn=begin,
                 )
         except OSError as error:
             command = command_text(self._job.command)
-            raise EnvironmentFailure(f"the command {command!r} cannot be started: {error.strerror}") from error
+            raise EnvironmentFailure(f"the command {command!r} cannot be started: {inherited.why(error)}") from error
 
     async def _reap(self, child: asyncio.subprocess.Process) -> None:
         self._has_ended(0, await child.wait())

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from chaos.errors import EnvironmentFailure, InjectionError, TargetNotFound
 from chaos.faults.base import End, OwnedProcess
-from chaos.host import python_module
+from chaos.host import inherited, python_module
 from harness.network.links import NamespaceLinks
 from harness.network.plan import HeldNetworks, Networks
 from mecefo_runtime.job.layout import Cluster
@@ -49,7 +49,8 @@ class CommandNetworks:
 
     def prefix(self) -> list[str]:
         """The words before the command."""
-        numbers = (os.getpid(), self._cluster.nodes, self._cluster.num_ranks, *self.descriptors)
+        open_files = inherited.open_file_limits()[0]
+        numbers = (os.getpid(), self._cluster.nodes, self._cluster.num_ranks, *self.descriptors, open_files)
         return python_module.command("harness.network.command", *map(str, numbers))
 
     async def wait_for(self, process: asyncio.subprocess.Process, log: Path) -> HeldNetworks:

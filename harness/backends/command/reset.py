@@ -13,6 +13,7 @@ from pathlib import Path
 
 from chaos.errors import EnvironmentFailure
 from chaos.experiment.command_job import CommandConfig
+from chaos.host import inherited
 from harness.analysis.words import exit_text
 from mecefo_runtime.system.events import Emitter
 
@@ -29,7 +30,7 @@ async def reset(job: CommandConfig, environment: Mapping[str, str], logs: Path, 
     if job.reset is None:
         return
     began = time.monotonic()
-    log = logs / LOG
+    log, open_files = logs / LOG, inherited.open_file_limits()[0]
     with log.open("ab") as output:
         process = await asyncio.create_subprocess_shell(
             job.reset,
@@ -39,6 +40,7 @@ async def reset(job: CommandConfig, environment: Mapping[str, str], logs: Path, 
             cwd=job.folder,
             env=dict(environment),
             start_new_session=True,
+            preexec_fn=lambda: inherited.give_back_open_files(open_files),
         )
     try:
         code = await asyncio.wait_for(process.wait(), TIMEOUT_SECONDS)

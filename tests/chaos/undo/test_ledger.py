@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import signal
@@ -251,21 +252,27 @@ def test_what_cannot_be_read_is_dirty(tmp_path):
     assert read_ledger(tmp_path).problems == (f"{tmp_path} cannot be read: Is a directory",)
 
 
-def test_half_a_line_is_taken_back(path, monkeypatch):
+@pytest.mark.parametrize(("number", "said"), [(errno.ENOSPC, "No space"), (errno.EFBIG, "ulimit -f")])
+def test_half_a_line_is_taken_back(path, number, said):
     with Ledger(path) as ledger:
         ledger.prepare(0, "f", RECORD)
         before = path.read_bytes()
         file = ledger._file
 
         class Full:
+            num_written = 0
+
             def write(self, data):
-                return file.write(data[:10])
+                if self.num_written:
+                    raise OSError(number, os.strerror(number))
+                self.num_written = file.write(data[:10])
+                return self.num_written
 
             def fileno(self):
                 return file.fileno()
 
         ledger._file = Full()
-        with pytest.raises(EnvironmentFailure, match="No space"):
+        with pytest.raises(EnvironmentFailure, match=said):
             ledger.applied(0, "f")
         ledger._file = file
     assert path.read_bytes() == before

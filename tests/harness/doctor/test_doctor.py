@@ -100,6 +100,7 @@ def test_this_machine_can_run_what_these_tests_run(tmp_path):
         machine.SYSTEM.looked(machine.system),
         machine.PYTHON.looked(machine.python),
         machine.PROCESSES.looked(machine.process_table),
+        machine.OPEN_FILES.looked(machine.open_files),
         machine.RUNS.looked(lambda: machine.runs_folder(tmp_path / "not" / "yet")),
     ]
     assert [finding.outcome for finding in found] == ["ok"] * len(found), found
@@ -137,6 +138,22 @@ def test_a_kernel_without_pidfd_is_told(monkeypatch):
 
     monkeypatch.setattr(machine.os, "pidfd_open", refuse)
     assert "Linux 5.3" in machine.process_table().remedy
+
+
+@pytest.mark.parametrize(
+    ("limits", "outcome", "said"),
+    [
+        ((64, 64), "wrong", "ulimit -n"),
+        ((64, 4096), "ok", "64 for each process, raised to"),
+        ((1024, -1), "ok", "1024"),
+        ((-1, -1), "ok", "inf"),
+    ],
+)
+def test_too_few_file_descriptors_are_told(monkeypatch, limits, outcome, said):
+    monkeypatch.setattr(machine, "open_file_limits", lambda: limits)
+    finding = machine.open_files()
+    assert finding.outcome == outcome
+    assert said in f"{finding.found} {finding.remedy}"
 
 
 def test_a_file_where_runs_should_go_is_told(tmp_path):

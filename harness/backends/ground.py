@@ -1,0 +1,73 @@
+"""What a run needs of the kernel before anything of it is started: file descriptors, processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chaos.errors import EnvironmentFailure
+from chaos.host import inherited
+from chaos.plan.incident import Incident
+from harness.analysis.words import count
+from harness.backends.base import AnyConfig
+from mecefo_runtime.job.config import JobConfig
+
+# File descriptors: whatever has the most of them, `chaos` or a rank, has less than this (measured with 2 to 32 ranks on
+# 2 to 8 nodes, lost and back again, with snapshots, links, and a baseline beside them: 19 to 95). `chaos` has two
+# connections of each rank and one of each node; a rank has about 2.5 to every other one.
+_FILES = 24
+_FILES_PER_RANK = 3
+_FILES_PER_NODE = 2
+# Pipes of the tool that changes the firewall at an end, and the network itself.
+_FILES_PER_NETWORK = 3
+# Of a process that delays packets at one end of a link.
+_FILES_PER_LINK_END = 2
+# Processes with their threads: 14 to 17 of a rank that the runtime runs (measured as above), one of whatever else.
+_TASKS = 12
+_TASKS_PER_RANK = 18
+_TASKS_PER_NODE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """How many file descriptors a process of a run needs at most, and how many processes and threads all of it."""
+
+    open_files: int
+    processes: int
+
+
+def needs_of(job: AnyConfig, incidents: Sequence[Incident] = (), *, has_twin: bool, has_networks: bool) -> Needs:
+    """What a run of `job` takes on this machine; of a command, what we do about it."""
+    cluster, is_ours = job.cluster(), isinstance(job, JobConfig)
+    files = _FILES + _FILES_PER_RANK * cluster.num_ranks + _FILES_PER_NODE * cluster.nodes
+    if has_networks:
+        # The coordinator has one, too.
+        files += _FILES_PER_NETWORK * (cluster.num_ranks + cluster.nodes + 1)
+        files += sum(2 * _FILES_PER_LINK_END * len(incident.target.links) for incident in incidents)
+    tasks = _TASKS + (_TASKS_PER_RANK * cluster.num_ranks + _TASKS_PER_NODE * cluster.nodes if is_ours else 0)
+    if has_twin and is_ours:
+        # It may run beside the job.
+        files += 2 * cluster.num_ranks + cluster.nodes
+        tasks += _TASKS_PER_RANK * cluster.num_ranks
+    return Needs(files, tasks)
+
+
+def require_room(job: AnyConfig, needs: Needs) -> None:
+    """Make room for what a run needs, within the limits that the user has set.
+
+    Raises:
+        EnvironmentFailure: they are too low.
+    """
+    ranks = count(job.cluster().num_ranks, "rank")
+    if (hard := inherited.allow_open_files(needs.open_files)) is not None:
+        raise EnvironmentFailure(
+            f"a run of {ranks} needs up to {needs.open_files} file descriptors in each process, and the hard limit is "
+            f"{hard}: type `ulimit -n {needs.open_files}` before, as root or in a new shell, or choose fewer ranks"
+        )
+    if (room := inherited.processes_refused(needs.processes)) is not None:
+        free, limit = room
+        raise EnvironmentFailure(
+            f"a run of {ranks} takes up to {needs.processes} processes and threads, and this user may start "
+            f"{free} more, of {limit}: type `ulimit -u {limit - free + needs.processes}` before, as root or in a new "
+            "shell, or choose fewer ranks"
+        )
