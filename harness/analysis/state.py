@@ -85,7 +85,6 @@ class RunState:
                 self._timeline = read(
                     Told(
                         records=self._records[MAIN_JOB],
-                        twin_records=self._records[TWIN_JOB],
                         steps=main.steps,
                         twin=self._steps[TWIN_JOB].steps,
                         first_step_told_seconds=main.first_told_seconds,

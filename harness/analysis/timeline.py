@@ -51,8 +51,7 @@ class Timeline:
     before is completed, and the share of the work on it that was lost. `attempts` and `restarts` are those of a
     command's job; `runtime` says what the job ran on. `not_due` are incidents that chance had planned and that did not
     fire, each with the reason.
-    `losses` are those that the job told of, `unplanned` the ones that no fault explains (see `attribution`);
-    `twin_unplanned` are those of the baseline, which no fault is for.
+    `losses` are those that the job told of, `unplanned` the ones that no fault explains (see `attribution`).
     """
 
     started_seconds: float
@@ -82,7 +81,6 @@ class Timeline:
     not_due: tuple[tuple[int, str], ...] = ()
     losses: tuple[Loss, ...] = ()
     unplanned: tuple[UnplannedLoss, ...] = ()
-    twin_unplanned: tuple[UnplannedLoss, ...] = ()
     # How many steps an external job left out at its end, after the last one that it committed: its GradScaler ...
     steps_left_out: int = 0
     # ... or the script itself, of which only the passes are known, none of them finite.
@@ -243,14 +241,13 @@ class Timeline:
 class Told:
     """What the main job's events told: `records` by time, without those of steps and checkpoints, which are apart.
 
-    `twin_records` are those of the baseline. `checkpoints` are the times (from, to) for which training waited, of
+    `checkpoints` are the times (from, to) for which training waited, of
     `num_checkpoints` the `unsaved_checkpoints` those that were not saved, with when and why.
     `began_seconds` and `ended_seconds` are when the first and the last event of the job happened, `newest_seconds` the
     last of all.
     """
 
     records: Sequence[Record]
-    twin_records: Sequence[Record]
     steps: Steps
     twin: Steps
     first_step_told_seconds: float | None
@@ -313,7 +310,6 @@ def read(told: Told) -> Timeline:
         not_due=tuple((one.incident, str(one.reason)) for one in _of(NotDue, main)),
         losses=tuple(attribution.losses),
         unplanned=attribution.unplanned,
-        twin_unplanned=_unplanned_of_twin(told, is_command=is_command),
         is_running=job_started is not None and job_ended is None,
         state_checksums=tuple(_of(StateChecksums, main)),
         not_finite=tuple((one.rank or 0, one.step or 0) for one in _of(LossNotFinite, main)),
@@ -321,16 +317,6 @@ def read(told: Told) -> Timeline:
 
 
 R = TypeVar("R", bound=Record)
-
-
-def _unplanned_of_twin(told: Told, *, is_command: bool) -> tuple[UnplannedLoss, ...]:
-    """What the baseline lost since it was last started; nothing once `chaos` itself stopped it."""
-    starts = [index for index, one in enumerate(told.twin_records) if isinstance(one, JobStarted)]
-    records = told.twin_records[starts[-1] :] if starts else ()
-    ended = next(_of(JobEnded, records), None)
-    if ended is not None and ended.outcome == "stopped":
-        return ()
-    return Attribution(records, told.twin, is_command=is_command).unplanned
 
 
 def _num_places(started: JobStarted) -> int | None:

@@ -25,8 +25,8 @@ MUCH_OVERRUN = 0.05
 MANY_OVERRUNS = 0.05
 """So are segments that took longer than they were to, when they are more than this share of all."""
 
-_MAX_NAMED = 5
-"""So many incidents of one kind are told of one by one."""
+_MAX_NOT_FIRED = 5
+"""So many incidents that did not fire are told of one by one."""
 MUCH_HELD = 0.1
 """Ranks that this tool held for such a share of the time under the fault are named."""
 
@@ -284,7 +284,11 @@ def _of_the_steps_left_out(timeline: Timeline | None) -> list[str]:
 def _of_what_did_not_fire(timeline: Timeline | None) -> list[str]:
     """Incidents that were planned by chance and are none of the run's, those that came too late for it left out."""
     found = [] if timeline is None else [due for due in timeline.not_due if not due[1].startswith("the job ended")]
-    return _first_named([f"Incident {number} was planned and not injected: {reason}." for number, reason in found])
+    shown = [f"Incident {number} was planned and not injected: {reason}." for number, reason in found[:_MAX_NOT_FIRED]]
+    if len(found) > len(shown):
+        others = len(found) - len(shown)
+        shown.append(f"The same holds for {others} more {'incident' if others == 1 else 'incidents'}.")
+    return shown
 
 
 def _of_the_checkpoints(timeline: Timeline | None) -> list[str]:
@@ -314,15 +318,10 @@ def unplanned_words(loss: UnplannedLossSummary) -> str:
 
 
 def _of_the_unplanned(summary: Summary) -> list[str]:
-    own = [
+    return [
         f"{unplanned_words(loss)}. Its cost is unplanned badput, and counts for no incident."
         for loss in summary.unplanned_losses
     ]
-    of_twin = [
-        f"Of the fault-free baseline: {unplanned_words(loss)}. What is compared with the baseline contains its effect."
-        for loss in summary.twin_unplanned_losses
-    ]
-    return own + of_twin
 
 
 def _of_the_repairs(timeline: Timeline | None) -> list[str]:
@@ -362,30 +361,6 @@ def _of_the_incidents(summary: Summary, timeline: Timeline) -> list[str]:
             f"{name_numbers('Incident', slow)}: throughput did not come back to 95% over {RESTORED_STEPS} steps "
             "before the run ended."
         )
-    return [*found, *_active_together(timeline)]
-
-
-def _active_together(timeline: Timeline) -> list[str]:
-    """Incidents that were still active when the next was injected: no measurement tells their costs apart."""
-    known = [one for one in timeline.incidents if one.verified is not None]
-    times = sorted((one.injected, one.incident) for one in known if one.injected is not None)
-    until = {one.incident: timeline.active_until(one) for one in known}
-    found: list[str] = []
-    for index, (injected, incident) in enumerate(times):
-        earlier = sorted(number for _, number in times[:index] if until[number] > injected)
-        if not earlier:
-            continue
-        following = times[index + 1][0] if index + 1 < len(times) else inf
-        together = min(until[incident], following, max(until[number] for number in earlier)) - injected
-        found.append(
-            f"{name_numbers('Incident', [*earlier, incident])} were active together for {name_seconds(together)}: "
-            f"badput of that time that is no incident's own counts for incident {incident}, injected last."
-        )
-    return _first_named(found)
-
-
-def _first_named(sentences: list[str]) -> list[str]:
-    """The first of `sentences`, one for each incident, and how many more there are."""
-    others = len(sentences) - _MAX_NAMED
-    more = f"The same holds for {others} more {'incident' if others == 1 else 'incidents'}."
-    return [*sentences[:_MAX_NAMED], *([more] if others > 0 else [])]
+    if sum(incident.injected for incident in summary.incidents) > 1:
+        found.append("Badput between two incidents is counted for the earlier one, though both may have caused it.")
+    return found

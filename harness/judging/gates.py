@@ -165,8 +165,6 @@ def evaluate(gate: Gate, summary: Summary, recorded: Recorded | None = None, *, 
     except NoValue as why:
         return gate.result(None, None, str(why) if why_open is None else open_because, builtin=builtin)
     value = known[0] if gate.is_of_one_figure else aggregate(known, gate.aggregate)
-    if isinstance(gate.metric, Metric) and gate.metric.needs_twin and summary.twin_unplanned_losses:
-        return gate.result(value, None, "the fault-free baseline had a loss that no fault explains", builtin=builtin)
     passed = gate.holds(value)
     # Nothing comes after the death of a job that could mend what failed by then.
     is_over = summary.job_outcome == "failed" and not passed

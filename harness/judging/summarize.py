@@ -234,7 +234,6 @@ def _measured(state: RunState, times: Timeline, problems: list[str]) -> dict[str
         ),
         "incidents_not_due": len(times.not_due),
         "unplanned_losses": tuple(_unplanned(loss, times) for loss in times.unplanned),
-        "twin_unplanned_losses": tuple(_unplanned(loss, times) for loss in times.twin_unplanned),
         "state_restores": tuple(_since_start(one.restore, times) for one in times.stalls if one.restore is not None),
         "diagnosis_recall_ratio": named and named.recall_ratio,
         "diagnosis_precision_ratio": named and named.precision_ratio,

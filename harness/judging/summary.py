@@ -229,7 +229,6 @@ class Summary:
     incidents: tuple[IncidentSummary, ...] = ()
     incidents_not_due: int = 0
     unplanned_losses: tuple[UnplannedLossSummary, ...] = ()
-    twin_unplanned_losses: tuple[UnplannedLossSummary, ...] = ()
     state_restores: tuple[StateRestore, ...] = ()
     diagnosis_recall_ratio: float | None = None
     diagnosis_precision_ratio: float | None = None
@@ -262,10 +261,7 @@ class Summary:
             TypeError, ValueError: it is no summary.
         """
         incidents = tuple(IncidentSummary.from_json(incident) for incident in raw.get("incidents") or ())
-        losses = {
-            key: tuple(_read(UnplannedLossSummary, loss) for loss in raw.get(key) or ())
-            for key in ("unplanned_losses", "twin_unplanned_losses")
-        }
+        losses = tuple(_read(UnplannedLossSummary, loss) for loss in raw.get("unplanned_losses") or ())
         restores = tuple(_read(StateRestore, restore) for restore in raw.get("state_restores") or ())
         emulated = None if raw.get("emulated") is None else Emulated.from_json(raw["emulated"])
         gates = tuple(GateResult.from_json(gate) for gate in raw.get("gates") or ())
@@ -273,8 +269,8 @@ class Summary:
             key: _read(Throughput, raw.get(key) or {})
             for key in ("throughput_per_second", "throughput_tokens_per_second")
         }
-        nested = {**speeds, **losses, "emulated": emulated, "state_restores": restores}
-        return _read(cls, {**raw, **nested, "incidents": incidents, "gates": gates})
+        nested = {**speeds, "emulated": emulated, "state_restores": restores}
+        return _read(cls, {**raw, **nested, "incidents": incidents, "unplanned_losses": losses, "gates": gates})
 
 
 def _read(kind: type[_ValueT], raw: Mapping[str, Any]) -> _ValueT:

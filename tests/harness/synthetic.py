@@ -94,7 +94,6 @@ def run(
     steps: int = 60,
     faults: Sequence[Fault] = (Fault(),),
     kills: Sequence[Kill] = (),
-    twin_kills: Sequence[Kill] = (),
     twin: bool = True,
     cut_off_after_step: int | None = None,
     ended: str = "completed",
@@ -118,7 +117,7 @@ def run(
     story = _Story(
         steps, list(faults), step_seconds, degraded_step_seconds, jitter_ratio, main_loss_ratio, dilation_ratio
     )
-    story.kills_of = {MAIN_JOB: list(kills), TWIN_JOB: list(twin_kills)}
+    story.kills = list(kills)
     story.start_run(name, twin, gates)
     if ended != "completed":
         story.stop_after = (steps + max((f.step for f in faults), default=0)) // 2
@@ -150,7 +149,7 @@ class _Story:
         self.now = 1000.0
         self.steps = steps
         self.faults = faults
-        self.kills_of: dict[str, list[Kill]] = {}
+        self.kills: list[Kill] = []
         self.step_seconds = step_seconds
         self.degraded_step_seconds = degraded_step_seconds
         self.jitter_ratio = jitter_ratio
@@ -262,7 +261,7 @@ class _Story:
                 self._boundary(step)
                 if not self._inject_into(step):
                     break
-            self._kill_in(step)
+                self._kill_in(step)
             self._commit(step)
             committed = step
             if job == MAIN_JOB and step == self.cut_off_after:
@@ -320,7 +319,7 @@ class _Story:
 
     def _boundary(self, step: int) -> None:
         """Repairs and rejoins that come before `step` begins."""
-        for kill in self.kills_of[self.job]:
+        for kill in self.kills:
             if step == kill.back_at:
                 self.alive |= {kill.rank}
                 self._regroup("rejoin", step, transfer_seconds=TRANSFER_SECONDS)
@@ -360,7 +359,7 @@ class _Story:
         return True
 
     def _kill_in(self, step: int) -> None:
-        for kill in self.kills_of[self.job]:
+        for kill in self.kills:
             if kill.step == step:
                 self.now += self.step_seconds / 2
                 self.emit("process_exited", "supervisor", exited_rank=kill.rank, role="rank", exited_pid=1, exit=-9)
