@@ -11,24 +11,19 @@ Of several such faults the one injected last has it. A rank that the job sends a
 is at work is the job's answer to that fault, be it right or wrong. Every other loss is unplanned.
 
 Of a command's job the rank that ends first is lost, if all are started again or the job fails of it. Who fails of a
-fault need not be whom it affected: any fault at work explains it, and so does one done in an instant at any time later.
+fault need not be whom it affected: any fault at work explains it, and so does one done in an instant at any time later,
+unless SIGKILL ended the rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
+from signal import SIGKILL
 
 from harness.analysis.regroups import takes_coordinator
-from harness.analysis.steps import (
-    WARM_UP_STEPS,
-    CommittedStep,
-    Steps,
-    baseline,
-    num_committed,
-    showing_recovery,
-)
+from harness.analysis.steps import Steps, num_committed, showing_recovery
 from mecefo_runtime.system.job_records import (
     AttemptStarted,
     CoordinatorRestarted,
@@ -36,6 +31,7 @@ from mecefo_runtime.system.job_records import (
     JobFailed,
     ProcessExited,
     RankFinished,
+    RankStarted,
     Regrouped,
     Rejoined,
 )
@@ -43,6 +39,7 @@ from mecefo_runtime.system.record import Record
 from mecefo_runtime.system.run_records import Aborted, Halted, Injected, Interrupted, RepairStarted, Undone, Unverified
 
 COORDINATOR = "coordinator"
+SUPERVISOR = "supervisor"
 Culprit = int | str
 """A rank, or COORDINATOR."""
 FOR_NUMBERS = "health"
@@ -127,9 +124,10 @@ class Loss:
 class UnplannedLoss:
     """What the job lost at one time without any fault of the plan (CLOCK_MONOTONIC seconds; None: never).
 
-    `step` is the last one that was committed before, `resumed` when the job was at work again, `recovered` when the
-    first step was committed that began after it, `rejoined` when all of them were back. `mixed_with` are the incidents
-    that were at work at the time, or injected before the job was past it: what either of them took cannot be told.
+    `with_supervisor`: the supervisor of a node of those ranks ended, and they with it. `step` is the last one that was
+    committed before, `resumed` when the job was at work again, `recovered` when the first step was committed that
+    began after it, `rejoined` when all of them were back. `mixed_with` are the incidents that were at work at the time,
+    or injected before the job was past it: what either of them took cannot be told.
     """
 
     lost: tuple[Culprit, ...]
@@ -142,6 +140,12 @@ class UnplannedLoss:
     recovered: float | None
     rejoined: float | None
     mixed_with: tuple[int, ...]
+    with_supervisor: bool = False
+
+    @property
+    def role(self) -> str | None:
+        """What was lost beside the ranks, or without any."""
+        return COORDINATOR if COORDINATOR in self.lost else SUPERVISOR if self.with_supervisor else None
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -161,8 +165,12 @@ class Attribution:
         self.losses: list[Loss] = []
         self._steps = steps.every
         self._exits: dict[int, ProcessExited] = {}
+        self._node_of: dict[int, int] = {}
+        self._supervisors: list[ProcessExited] = []
         self._regroups: list[float] = []
         self._is_ending = False
+        # The coordinator said goodbye: what still runs is ended by the tool.
+        self._is_over = False
         for record in main:
             self._read(record)
 
@@ -195,10 +203,15 @@ class Attribution:
         known = [at for at in back if at is not None]
         resumed, recovered = self._resumed(max(loss.at for loss in group))
         until = inf if recovered is None else recovered
+        nodes = {self._node_of.get(loss.lost) for loss in group if isinstance(loss.lost, int)}
+        supervisors = [
+            one for one in self._supervisors if one.exited_node in nodes and since <= one.monotonic_seconds <= until
+        ]
+        codes = {loss.exit_code for loss in group} | {one.exit for one in supervisors}
         return UnplannedLoss(
             lost=tuple(dict.fromkeys(sorted((loss.lost for loss in group), key=str))),
             how=tuple(sorted({loss.how for loss in group if loss.how is not None})),
-            exit_codes=tuple(sorted({loss.exit_code for loss in group if loss.exit_code is not None})),
+            exit_codes=tuple(sorted(code for code in codes if code is not None)),
             step=group[0].step,
             since=since,
             detected=min(loss.at for loss in group),
@@ -210,6 +223,7 @@ class Attribution:
                 for effect in self.effects.values()
                 if effect.is_at_work(since) or since < effect.injected < until
             ),
+            with_supervisor=bool(supervisors),
         )
 
     def _resumed(self, at: float) -> tuple[float | None, float | None]:
@@ -243,8 +257,14 @@ class Attribution:
                 self._end_attempts(record.attempt_number, at)
             case JobFailed() if self._is_command:
                 self._end_attempts(inf, None)
+            case RankStarted(rank=int(rank), node=int(node)):
+                self._node_of[rank] = node
             case ProcessExited(exited_rank=int(rank)):
                 self._exit(rank, record)
+            case ProcessExited(role="supervisor") if not (self._is_ending or self._is_over):
+                self._supervisors.append(record)
+            case ProcessExited(role="coordinator") if not takes_coordinator(record):
+                self._is_over = True
             case ProcessExited() if takes_coordinator(record):
                 self._lose(COORDINATOR, at, None, record)
             case Detected():
@@ -320,6 +340,8 @@ class Attribution:
     def _explain_end(self, loss: Loss) -> None:
         for effect in sorted(self.effects.values(), key=lambda effect: effect.injected):
             is_instant = not effect.is_loss and not effect.goes_on and effect.injected <= loss.at
+            # Wrong numbers make a process fail, soon or late. SIGKILL comes from outside of it.
+            is_instant = is_instant and loss.exit_code != -SIGKILL
             if is_instant or effect.is_at_work(loss.at):
                 loss.incident = effect.incident
 
@@ -358,21 +380,3 @@ class Attribution:
                 effect.missing -= ranks
                 if not effect.missing and effect.rejoined is None:
                     effect.rejoined = at
-
-
-def undisturbed_baseline(
-    steps: Sequence[CommittedStep], until: float, unplanned: Sequence[UnplannedLoss]
-) -> tuple[CommittedStep, ...]:
-    """The steps that give the speed before `until`: those since the last unplanned loss, if few came before the first.
-
-    Steps with and without the lost rank must not be mixed into one speed.
-    """
-    earlier = [loss for loss in unplanned if loss.since < until]
-    if not earlier:
-        return baseline(steps, until)
-    resumed = earlier[-1].resumed
-    since = steps[num_committed(steps, resumed) :] if resumed is not None else ()
-    since = [step for step in since if step.began_seconds > earlier[-1].detected]
-    if num_committed(since, until) >= WARM_UP_STEPS:
-        return baseline(since, until)
-    return baseline(steps, earlier[0].since) or baseline(steps, until)

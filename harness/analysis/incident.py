@@ -9,7 +9,7 @@ from itertools import pairwise
 from math import inf
 from typing import Any
 
-from harness.analysis.attribution import Attribution, undisturbed_baseline
+from harness.analysis.attribution import Attribution
 from harness.analysis.regroups import RUNGS, Stall, StateRestore, own_stalls
 from harness.analysis.steps import (
     Steps,
@@ -18,6 +18,7 @@ from harness.analysis.steps import (
     showing_recovery,
     shows_recovery,
 )
+from harness.analysis.undisturbed import undisturbed_baseline
 from mecefo_runtime.system.job_records import CoordinatorRestarted, Isolated, Restarting
 from mecefo_runtime.system.record import Record
 from mecefo_runtime.system.run_records import (

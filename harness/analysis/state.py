@@ -86,6 +86,7 @@ class RunState:
                     Told(
                         records=self._records[MAIN_JOB],
                         steps=main.steps,
+                        twin_records=self._records[TWIN_JOB],
                         twin=self._steps[TWIN_JOB].steps,
                         first_step_told_seconds=main.first_told_seconds,
                         checkpoints=tuple(sorted((at, at + seconds) for at, seconds in since)),

@@ -11,12 +11,13 @@ from math import inf
 from statistics import median
 from typing import TypeVar
 
-from harness.analysis.attribution import Attribution, Loss, UnplannedLoss, undisturbed_baseline
+from harness.analysis.attribution import Attribution, Loss, UnplannedLoss
 from harness.analysis.command.attempts import COMMAND_RUNTIME, Attempt, read_attempts, read_restarts
 from harness.analysis.command.replica_state import ReplicaComparison, compare_replicas
 from harness.analysis.incident import MeasuredIncident, read_incidents
 from harness.analysis.regroups import Stall, coordinator_downs, read_stalls
 from harness.analysis.steps import CommittedStep, Steps, median_step_seconds, usual_step_seconds
+from harness.analysis.undisturbed import undisturbed_baseline
 from mecefo_runtime.system.command_records import LossNotFinite, StateChecksums
 from mecefo_runtime.system.job_records import (
     CheckpointRestored,
@@ -52,6 +53,7 @@ class Timeline:
     command's job; `runtime` says what the job ran on. `not_due` are incidents that chance had planned and that did not
     fire, each with the reason.
     `losses` are those that the job told of, `unplanned` the ones that no fault explains (see `attribution`).
+    `twin_losses` are those of the baseline, in which no fault explains any, and `twin_failed` is why it failed.
     """
 
     started_seconds: float
@@ -81,6 +83,8 @@ class Timeline:
     not_due: tuple[tuple[int, str], ...] = ()
     losses: tuple[Loss, ...] = ()
     unplanned: tuple[UnplannedLoss, ...] = ()
+    twin_losses: tuple[UnplannedLoss, ...] = ()
+    twin_failed: str | None = None
     # How many steps an external job left out at its end, after the last one that it committed: its GradScaler ...
     steps_left_out: int = 0
     # ... or the script itself, of which only the passes are known, none of them finite.
@@ -91,6 +95,16 @@ class Timeline:
     # ranks that tell no steps.
     state_checksums: tuple[StateChecksums, ...] = ()
     not_finite: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def fault_free(self) -> Sequence[CommittedStep]:
+        """The steps of the fault-free baseline; none of one that was disturbed."""
+        return () if self.is_twin_disturbed else self.twin.first
+
+    @property
+    def is_twin_disturbed(self) -> bool:
+        """Whether the baseline lost somebody, or failed: it is not fault-free then."""
+        return bool(self.twin_losses) or self.twin_failed is not None
 
     @cached_property
     def first_injected(self) -> float | None:
@@ -241,7 +255,7 @@ class Timeline:
 class Told:
     """What the main job's events told: `records` by time, without those of steps and checkpoints, which are apart.
 
-    `checkpoints` are the times (from, to) for which training waited, of
+    `twin_records` are those of its baseline. `checkpoints` are the times (from, to) for which training waited, of
     `num_checkpoints` the `unsaved_checkpoints` those that were not saved, with when and why.
     `began_seconds` and `ended_seconds` are when the first and the last event of the job happened, `newest_seconds` the
     last of all.
@@ -249,6 +263,7 @@ class Told:
 
     records: Sequence[Record]
     steps: Steps
+    twin_records: Sequence[Record]
     twin: Steps
     first_step_told_seconds: float | None
     checkpoints: tuple[tuple[float, float], ...]
@@ -272,6 +287,7 @@ def read(told: Told) -> Timeline:
     stalls = read_stalls(main, steps.first, ended, told.newest_seconds)
     attribution = Attribution(main, steps, is_command=is_command)
     finished = list(_of(RankFinished, main))
+    twin_losses, twin_failed = _of_the_twin(told)
     return Timeline(
         started_seconds=started,
         ended_seconds=ended,
@@ -310,9 +326,31 @@ def read(told: Told) -> Timeline:
         not_due=tuple((one.incident, str(one.reason)) for one in _of(NotDue, main)),
         losses=tuple(attribution.losses),
         unplanned=attribution.unplanned,
+        twin_losses=twin_losses,
+        twin_failed=twin_failed,
         is_running=job_started is not None and job_ended is None,
         state_checksums=tuple(_of(StateChecksums, main)),
         not_finite=tuple((one.rank or 0, one.step or 0) for one in _of(LossNotFinite, main)),
+    )
+
+
+def _of_the_twin(told: Told) -> tuple[tuple[UnplannedLoss, ...], str | None]:
+    """What the baseline lost, and why it failed (None: it did not).
+
+    One that found no idle time is begun again: what the tool ended then is no loss. Of one that was stopped those
+    losses count after which it trained.
+    """
+    records = told.twin_records
+    started, ended = next(_of(JobStarted, records), None), next(_of(JobEnded, reversed(records)), None)
+    begun = [one.monotonic_seconds for one in _of(LayoutTold, records) if one.reason == "start"]
+    since = max(begun, default=0.0)
+    is_command = started is not None and started.runtime == COMMAND_RUNTIME
+    is_over = ended is not None and ended.outcome != "stopped"
+    failed = next((one for one in _of(JobFailed, records) if one.monotonic_seconds >= since), None)
+    losses = Attribution(records, told.twin, is_command=is_command).unplanned
+    return (
+        tuple(loss for loss in losses if loss.detected >= since and (is_over or loss.recovered is not None)),
+        None if failed is None else failed.reason,
     )
 
 

@@ -7,9 +7,11 @@ from math import inf
 
 from chaos.faults import registry
 from chaos.faults.network.link import SlowLink
+from harness.analysis.attribution import SUPERVISOR, UnplannedLoss
 from harness.analysis.command.attempts import COMMAND_RUNTIME
 from harness.analysis.incident import RESTORED_STEPS
 from harness.analysis.integrity import LOSS_STEPS
+from harness.analysis.shared_badput import shared_badput
 from harness.analysis.steps import WARM_UP_STEPS, WORK_UNITS
 from harness.analysis.throughput import windows_under_fault
 from harness.analysis.timeline import Timeline
@@ -27,6 +29,8 @@ MANY_OVERRUNS = 0.05
 
 _MAX_NOT_FIRED = 5
 """So many incidents that did not fire are told of one by one."""
+_MAX_SHARED = 5
+"""So many incidents whose badput may be that of others are told of one by one."""
 MUCH_HELD = 0.1
 """Ranks that this tool held for such a share of the time under the fault are named."""
 
@@ -250,6 +254,10 @@ def _of_the_holds(summary: Summary, timeline: Timeline | None) -> list[str]:
 
 def _of_the_losses(summary: Summary, timeline: Timeline | None) -> list[str]:
     timeline_has_twin = timeline is not None and bool(timeline.twin.first)
+    if timeline is not None and timeline.is_twin_disturbed:
+        failed = timeline.twin_failed
+        said = [*map(_lost_words, timeline.twin_losses), *([f"it failed: {failed}"] if failed is not None else [])]
+        return [f"Nothing is compared with the fault-free baseline, which was disturbed itself: {'; '.join(said)}."]
     if summary.twin_loss is None:
         why = "the run had no fault-free baseline"
         if summary.twin_planned:
@@ -308,13 +316,20 @@ def _of_the_checkpoints(timeline: Timeline | None) -> list[str]:
 
 def unplanned_words(loss: UnplannedLossSummary) -> str:
     """`Rank 3 was lost after step 57 (killed by SIGKILL), which no fault explains`."""
+    said = f"{_lost_words(loss)}, which no fault explains"
+    return said[0].upper() + said[1:]
+
+
+def _lost_words(loss: UnplannedLossSummary | UnplannedLoss) -> str:
     parts = [name_numbers("rank", loss.ranks)] if loss.ranks else []
-    parts += [f"the {loss.role}"] if loss.role else []
+    if loss.role == SUPERVISOR:
+        parts.append("the supervisor of their node" if len(loss.ranks) > 1 else "its node's supervisor")
+    elif loss.role:
+        parts.append(f"the {loss.role}")
     after = f"after step {loss.step}" if loss.step else "before the first step was committed"
     how = f" ({', '.join(exit_text(code) for code in loss.exit_codes)})" if loss.exit_codes else ""
     were = "were" if len(loss.ranks) > 1 or len(parts) > 1 else "was"
-    said = f"{' and '.join(parts)} {were} lost {after}{how}, which no fault explains"
-    return said[0].upper() + said[1:]
+    return f"{' and '.join(parts)} {were} lost {after}{how}"
 
 
 def _of_the_unplanned(summary: Summary) -> list[str]:
@@ -361,6 +376,21 @@ def _of_the_incidents(summary: Summary, timeline: Timeline) -> list[str]:
             f"{name_numbers('Incident', slow)}: throughput did not come back to 95% over {RESTORED_STEPS} steps "
             "before the run ended."
         )
-    if sum(incident.injected for incident in summary.incidents) > 1:
-        found.append("Badput between two incidents is counted for the earlier one, though both may have caused it.")
-    return found
+    return [*found, *_of_the_shared_badput(timeline)]
+
+
+def _of_the_shared_badput(timeline: Timeline) -> Iterator[str]:
+    """Seconds that are counted for one incident although others were active, too, and may have caused them."""
+    shared = [one for one in shared_badput(timeline) if name_seconds(one.seconds) != name_seconds(0.0)]
+    for one in shared[:_MAX_SHARED]:
+        yield (
+            f"{name_seconds(one.seconds)} of the badput of incident {one.incident} fell into a time when "
+            f"{name_numbers('incident', one.others)} {'were' if len(one.others) > 1 else 'was'} active, too, and may "
+            "have caused part of it: it is not split."
+        )
+    if len(shared) > _MAX_SHARED:
+        more = shared[_MAX_SHARED:]
+        yield (
+            f"The same holds for {name_seconds(sum(one.seconds for one in more))} of the badput of {len(more)} further "
+            f"{'incident' if len(more) == 1 else 'incidents'}."
+        )

@@ -19,6 +19,7 @@ _WHY_NOT_COUNTED = (
     "the ranks were restarted, and the optimizer keeps no count of its steps, so it is not known whether the training "
     "resumed: chaos.agent.step(number=...) reports it"
 )
+_WHY_NO_BASELINE = "there is no fault-free baseline to compare with, or it was disturbed: the caveats say which"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +155,7 @@ METRICS: Mapping[str, Metric] = {
             "loss_deviation_ratio",
             "ratio",
             "final loss against the fault-free baseline's",
+            why_missing=_WHY_NO_BASELINE,
             is_beside_twin=True,
             needs_twin=True,
             better="lower",
@@ -162,6 +164,7 @@ METRICS: Mapping[str, Metric] = {
             "loss_curve_max_deviation_ratio",
             "ratio",
             "largest such difference of any step",
+            why_missing=_WHY_NO_BASELINE,
             is_beside_twin=True,
             needs_twin=True,
             better="lower",
@@ -173,10 +176,18 @@ METRICS: Mapping[str, Metric] = {
             "slowdown_ratio",
             "ratio",
             "how much longer a command took than its fault-free baseline",
+            why_missing=_WHY_NO_BASELINE,
             needs_twin=True,
             better="lower",
         ),
-        Metric("twin_loss", "number", "the same of the fault-free baseline", is_beside_twin=True, needs_twin=True),
+        Metric(
+            "twin_loss",
+            "number",
+            "the same of the fault-free baseline",
+            why_missing=_WHY_NO_BASELINE,
+            is_beside_twin=True,
+            needs_twin=True,
+        ),
         Metric(
             "steps_committed",
             "number",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from harness.analysis import accounting, approximation, diagnosis, integrity, throughput
-from harness.analysis.attribution import COORDINATOR, UnplannedLoss
+from harness.analysis.attribution import UnplannedLoss
 from harness.analysis.command.attempts import COMMAND_RUNTIME, attempt_at
 from harness.analysis.incident import MeasuredIncident
 from harness.analysis.regroups import StateRestore
@@ -193,7 +193,7 @@ def _bubble_ratio(job: Mapping[str, Any]) -> float | None:
 
 def _measured(state: RunState, times: Timeline, problems: list[str]) -> dict[str, Any]:
     speed = _attempt("throughput", lambda: throughput.measure(times), problems)
-    losses = _attempt("losses", lambda: integrity.compare_losses(times.steps.first, times.twin.first), problems)
+    losses = _attempt("losses", lambda: integrity.compare_losses(times.steps.first, times.fault_free), problems)
     segments = _attempt("time accounting", lambda: accounting.partition(times), problems)
     total = None if segments is None else accounting.account(segments)
     named = _attempt("diagnoses", lambda: diagnosis.diagnose(state.of(Record), times), problems)
@@ -249,7 +249,7 @@ def _measured(state: RunState, times: Timeline, problems: list[str]) -> dict[str
 def _of_the_twin(state: RunState, times: Timeline, total: accounting.Account | None) -> dict[str, Any]:
     """How fast the fault-free baseline was, and how much longer the job took: both had the machine to themselves."""
     began, ended = state.first_of(JobStarted, TWIN_JOB), state.first_of(JobEnded, TWIN_JOB)
-    if began is None or ended is None or ended.outcome != "completed":
+    if began is None or ended is None or ended.outcome != "completed" or times.is_twin_disturbed:
         return {}
     seconds = ended.monotonic_seconds - began.monotonic_seconds
     took = None if total is None or times.outcome != "completed" else total.wall_clock_seconds
@@ -327,7 +327,7 @@ def _named_cause(said: diagnosis.Diagnosis) -> NamedCause:
 def _unplanned(loss: UnplannedLoss, times: Timeline) -> UnplannedLossSummary:
     return UnplannedLossSummary(
         ranks=loss.ranks,
-        role=COORDINATOR if COORDINATOR in loss.lost else None,
+        role=loss.role,
         step=loss.step,
         at_seconds=loss.since - times.started_seconds,
         how=loss.how,

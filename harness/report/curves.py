@@ -98,9 +98,8 @@ def trace(events: Iterable[Event]) -> Curves:
     times = state.timeline
     begin, twin_started = times.started_seconds, state.first_of(JobStarted, TWIN_JOB)
     twin_begin = begin if twin_started is None else twin_started.monotonic_seconds
-    curves = Curves(
-        _points(times.steps, begin), _points(times.twin, twin_begin), (), unit=times.steps.unit, began_seconds=begin
-    )
+    twin = () if times.is_twin_disturbed else _points(times.twin, twin_begin)
+    curves = Curves(_points(times.steps, begin), twin, (), unit=times.steps.unit, began_seconds=begin)
     return replace(
         curves,
         marks=_marks(state, curves),

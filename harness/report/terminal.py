@@ -184,7 +184,7 @@ class _Report:
         self._head("Loss")
         self._row("final loss of this run", f"{loss:.4f}")
         if twin is None:
-            self._paragraph("No fault-free baseline was run to compare with (--baseline-run).")
+            self._paragraph("There is no fault-free baseline to compare with (--baseline-run).")
             return
         self._row("final loss of the fault-free baseline", f"{twin:.4f}")
         self._row("difference", wording.percent(self._summary.loss_deviation_ratio, 2), style="bold")

@@ -77,11 +77,21 @@ class Fault:
 
 @dataclass(frozen=True)
 class Kill:
-    """A rank that dies of no fault of the run, in the middle of a step; it is back at the step `back_at`, or never."""
+    """A rank that dies of no fault of the run, in the middle of a step; it is back at the step `back_at`, or never.
+
+    `job` is the one that loses it. `with_supervisor`: its node's supervisor dies, and the node's other ranks with it.
+    """
 
     step: int
     rank: int
     back_at: int | None = None
+    job: str = MAIN_JOB
+    with_supervisor: bool = False
+
+    @property
+    def ranks(self) -> list[int]:
+        """Whom the job loses."""
+        return list(CLUSTER.ranks_of(CLUSTER.node_of(self.rank))) if self.with_supervisor else [self.rank]
 
 
 def loss_of(step: int) -> float:
@@ -261,7 +271,7 @@ class _Story:
                 self._boundary(step)
                 if not self._inject_into(step):
                     break
-                self._kill_in(step)
+            self._kill_in(step)
             self._commit(step)
             committed = step
             if job == MAIN_JOB and step == self.cut_off_after:
@@ -321,9 +331,9 @@ class _Story:
         """Repairs and rejoins that come before `step` begins."""
         for kill in self.kills:
             if step == kill.back_at:
-                self.alive |= {kill.rank}
+                self.alive |= set(kill.ranks)
                 self._regroup("rejoin", step, transfer_seconds=TRANSFER_SECONDS)
-                self.emit("rejoined", "coordinator", step, epoch=self.epoch, ranks=[kill.rank])
+                self.emit("rejoined", "coordinator", step, epoch=self.epoch, ranks=kill.ranks)
         for index, fault in enumerate(self.faults):
             if fault.lasts_steps is not None:
                 if step == fault.step + fault.lasts_steps and fault.fires:
@@ -360,12 +370,17 @@ class _Story:
 
     def _kill_in(self, step: int) -> None:
         for kill in self.kills:
-            if kill.step == step:
+            if (kill.step, kill.job) == (step, self.job):
                 self.now += self.step_seconds / 2
-                self.emit("process_exited", "supervisor", exited_rank=kill.rank, role="rank", exited_pid=1, exit=-9)
+                if kill.with_supervisor:
+                    node = CLUSTER.node_of(kill.rank)
+                    self.emit("process_exited", "conductor", exited_node=node, role="supervisor", exited_pid=1, exit=-9)
+                else:
+                    self.emit("process_exited", "supervisor", exited_rank=kill.rank, role="rank", exited_pid=1, exit=-9)
                 self.now += DETECT_SECONDS
-                self.alive -= {kill.rank}
-                self.emit("detected", "coordinator", step, epoch=self.epoch, lost=[kill.rank], how="supervisor")
+                self.alive -= set(kill.ranks)
+                for rank in kill.ranks:
+                    self.emit("detected", "coordinator", step, epoch=self.epoch, lost=[rank], how="supervisor")
                 self.now += ISOLATE_SECONDS
                 self.emit("isolated", "coordinator", step, epoch=self.epoch)
                 self._regroup("loss", step, transfer_seconds=TRANSFER_SECONDS)

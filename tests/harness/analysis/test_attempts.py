@@ -145,6 +145,14 @@ def test_who_says_goodbye_or_may_fail_of_the_fault_is_not_lost_to_something_else
     assert summarized(ended_again(**knobs))["unplanned_losses"] == []
 
 
+def test_wrong_numbers_do_not_explain_a_kill_from_outside():
+    found = summarized(ended_again(-9, kind="flip-bits", is_loss=False))
+    (loss,) = found["unplanned_losses"]
+    assert (loss["ranks"], loss["exit_codes"]) == ([1], [-9])
+    # Whoever ended of the fault itself was lost before a step after it was committed.
+    assert found["incidents"][0]["diagnosis"] == summarized(restarted(samples=64))["incidents"][0]["diagnosis"]
+
+
 def test_the_time_of_a_restart_is_a_restart_and_all_of_it_adds_up():
     summary = summarized(restarted(samples=64))
     badput = summary["badput_seconds"]

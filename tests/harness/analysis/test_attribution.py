@@ -205,3 +205,29 @@ def test_a_coordinator_that_dies_of_no_fault_is_a_loss_too():
     assert build([kill, died, back]).unplanned == ()
     again = told("process_exited", 30.0, role="coordinator", exited_pid=8, exit=-9)
     assert [loss.since for loss in build([kill, died, back, again]).unplanned] == [30.0]
+
+
+def test_ranks_that_go_with_their_supervisor_are_told_with_it():
+    found = summary_of(Kill(40, 5, with_supervisor=True))
+    (loss,) = found["unplanned_losses"]
+    assert (loss["ranks"], loss["role"], loss["exit_codes"]) == ([4, 5], "supervisor", [-9])
+    (caveat,) = (caveat for caveat in found["caveats"] if "explains" in caveat)
+    assert caveat.startswith("Ranks 4 and 5 and the supervisor of their node were lost after step 39 (killed by")
+    assert (found["verdict"], found["diagnosis_precision_ratio"], found["false_accusations"]) == ("pass", None, 0)
+
+
+def test_supervisors_that_the_tool_ends_go_with_nobody():
+    events = run(faults=SLOW, kills=[Kill(40, 5)])
+    last = max(event.monotonic_seconds for event in events if event.kind == "step_committed" and event.job == "main")
+    goodbye = told("process_exited", last + 0.01, role="coordinator", exited_pid=7, exit=0)
+    ended = [
+        told("process_exited", last + 0.02, role="supervisor", exited_node=n, exited_pid=n, exit=-9) for n in (1, 2)
+    ]
+    (loss,) = build([*events, goodbye, *ended]).unplanned
+    assert (loss.ranks, loss.role) == ((5,), None)
+    # Not even with one from which the job did not come back.
+    at_last = run(faults=SLOW, kills=[Kill(60, 5)])
+    end = max(event.monotonic_seconds for event in at_last if event.kind == "detected") + 0.001
+    cut = [event for event in at_last if event.monotonic_seconds < end]
+    over = [told(e.kind, end, **e.fields) for e in (goodbye, *ended)]
+    assert [loss.role for loss in build([*cut, *over]).unplanned] == [None]
