@@ -17,8 +17,8 @@ from harness.analysis.steps import (
     num_committed,
     showing_recovery,
     shows_recovery,
+    undisturbed_baseline,
 )
-from harness.analysis.undisturbed import undisturbed_baseline
 from mecefo_runtime.system.job_records import CoordinatorRestarted, Isolated, Restarting
 from mecefo_runtime.system.record import Record
 from mecefo_runtime.system.run_records import (

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.record import Record
@@ -171,3 +171,37 @@ def median_work_per_second(steps: Sequence[CommittedStep]) -> float | None:
 def median_step_seconds(steps: Sequence[CommittedStep]) -> float | None:
     """The median duration of `steps`, None of none."""
     return median(step.duration_seconds for step in steps) if steps else None
+
+
+class Disturbance(Protocol):
+    """A loss that the job had without any fault; see `attribution.UnplannedLoss`."""
+
+    @property
+    def since(self) -> float:
+        """When it began."""
+
+    @property
+    def detected(self) -> float:
+        """When the job noticed."""
+
+    @property
+    def resumed(self) -> float | None:
+        """When the job was at work again; None: never."""
+
+
+def undisturbed_baseline(
+    steps: Sequence[CommittedStep], until: float, unplanned: Sequence[Disturbance]
+) -> tuple[CommittedStep, ...]:
+    """The steps that give the speed before `until`: those since the last unplanned loss, if few came before the first.
+
+    Steps with and without the lost rank must not be mixed into one speed.
+    """
+    earlier = [loss for loss in unplanned if loss.since < until]
+    if not earlier:
+        return baseline(steps, until)
+    resumed = earlier[-1].resumed
+    since = steps[num_committed(steps, resumed) :] if resumed is not None else ()
+    since = [step for step in since if step.began_seconds > earlier[-1].detected]
+    if num_committed(since, until) >= WARM_UP_STEPS:
+        return baseline(since, until)
+    return baseline(steps, earlier[0].since) or baseline(steps, until)

@@ -16,8 +16,7 @@ from harness.analysis.command.attempts import COMMAND_RUNTIME, Attempt, read_att
 from harness.analysis.command.replica_state import ReplicaComparison, compare_replicas
 from harness.analysis.incident import MeasuredIncident, read_incidents
 from harness.analysis.regroups import Stall, coordinator_downs, read_stalls
-from harness.analysis.steps import CommittedStep, Steps, median_step_seconds, usual_step_seconds
-from harness.analysis.undisturbed import undisturbed_baseline
+from harness.analysis.steps import CommittedStep, Steps, median_step_seconds, undisturbed_baseline, usual_step_seconds
 from mecefo_runtime.system.command_records import LossNotFinite, StateChecksums
 from mecefo_runtime.system.job_records import (
     CheckpointRestored,

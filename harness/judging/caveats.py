@@ -11,11 +11,11 @@ from harness.analysis.attribution import SUPERVISOR, UnplannedLoss
 from harness.analysis.command.attempts import COMMAND_RUNTIME
 from harness.analysis.incident import RESTORED_STEPS
 from harness.analysis.integrity import LOSS_STEPS
-from harness.analysis.shared_badput import shared_badput
 from harness.analysis.steps import WARM_UP_STEPS, WORK_UNITS
 from harness.analysis.throughput import windows_under_fault
 from harness.analysis.timeline import Timeline
 from harness.analysis.words import count, exit_text, name_numbers, name_seconds
+from harness.judging.shared_badput import shared_badput
 from harness.judging.summary import Summary, UnplannedLossSummary
 from harness.judging.unfinished_repairs import unfinished_repairs
 

@@ -103,7 +103,7 @@ def test_numbers_that_json_cannot_tell_become_null():
         ({"cut_off_after_step": 30}, "log was cut off"),
         ({"ended": "interrupted"}, "the fault-free baseline runs after the job, and the job did not complete"),
         ({"faults": (Fault(verified=False),)}, "it counts in no figure"),
-        ({"faults": (Fault(), Fault(step=50, node=2))}, "counted for the earlier one"),
+        ({"faults": (Fault(repair_steps=None), Fault(step=40, node=2))}, "when incident 0 was active, too"),
     ],
 )
 def test_caveats_say_what_a_reader_must_know(knobs, words):

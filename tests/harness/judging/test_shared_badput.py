@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analysis.shared_badput import shared_badput
 from harness.analysis.state import build
 from harness.judging.caveats import _MAX_SHARED
+from harness.judging.shared_badput import shared_badput
 from tests.harness.summaries import summarized
 from tests.harness.synthetic import Fault, run
 
