@@ -342,11 +342,12 @@ def _stall_claims(stall: Stall, timeline: Timeline) -> Iterable[Claim]:
 def _unplanned_claims(loss: UnplannedLoss, timeline: Timeline) -> Iterable[Claim]:
     """All that a loss without a fault took, its detection, regroup and transfers, and the regroup that took it back."""
     steps = timeline.steps.first
-    if not loss.ranks:
+    if loss.lost == (COORDINATOR,):
+        # Training continues without one; where it does not, nobody has a coordinator (see `_absence_cause`).
         return
     since = _last_commit(steps, loss.since) if _is_idle(steps, loss.since) else loss.since
     # Of a job that had gone back, when it was where it had been.
-    progress = next(showing_recovery(steps, loss.detected), None)
+    progress = None if loss.recovered is None else next(showing_recovery(steps, loss.detected), None)
     until = timeline.ended_seconds if progress is None else max(progress.began_seconds, loss.resumed or 0.0)
     yield Claim(since, until, Strength.UNPLANNED, UNPLANNED)
     following = None if loss.rejoined is None else _next_commit(steps, loss.rejoined)

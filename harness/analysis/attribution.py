@@ -10,14 +10,14 @@ Whatever the fault, its effect is not over while a rank that the job gave up for
 Of several such faults the one injected last has it. A rank that the job sends away by its own judgement while a fault
 is at work is the job's answer to that fault, be it right or wrong. Every other loss is unplanned.
 
-Of a command's job the rank that ends first is lost, if all are started again or the job fails of it. Who fails of a
-fault need not be whom it affected: any fault at work explains it, and so does one done in an instant at any time later,
-unless SIGKILL ended the rank.
+Of a command's job the launcher is lost if a signal ends it, and the rank that ends first if all are started again or
+the job fails of it. Who fails of a fault need not be whom it affected: any fault at work explains it, and so does one
+done in an instant at any time later, unless SIGKILL ended the rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from signal import SIGKILL
@@ -40,8 +40,9 @@ from mecefo_runtime.system.run_records import Aborted, Halted, Injected, Interru
 
 COORDINATOR = "coordinator"
 SUPERVISOR = "supervisor"
+LAUNCHER = "launcher"
 Culprit = int | str
-"""A rank, or COORDINATOR."""
+"""A rank, COORDINATOR, or LAUNCHER."""
 FOR_NUMBERS = "health"
 """The words of `detected`, field `how`, by which the job sends away a rank that runs: for its numbers, or its links."""
 _EVICTIONS = (FOR_NUMBERS, "peers")
@@ -145,7 +146,8 @@ class UnplannedLoss:
     @property
     def role(self) -> str | None:
         """What was lost beside the ranks, or without any."""
-        return COORDINATOR if COORDINATOR in self.lost else SUPERVISOR if self.with_supervisor else None
+        named = next((lost for lost in self.lost if isinstance(lost, str)), None)
+        return SUPERVISOR if named is None and self.with_supervisor else named
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -195,13 +197,13 @@ class Attribution:
                 groups[-1].append(loss)
             else:
                 groups.append([loss])
-            resumed = self._resumed(loss.at)[0]
+            resumed = self._resumed([loss])[0]
         return tuple(self._told(group) for group in groups)
 
     def _told(self, group: list[Loss]) -> UnplannedLoss:
         since, back = min(loss.since for loss in group), [loss.back for loss in group]
         known = [at for at in back if at is not None]
-        resumed, recovered = self._resumed(max(loss.at for loss in group))
+        resumed, recovered = self._resumed(group)
         until = inf if recovered is None else recovered
         nodes = {self._node_of.get(loss.lost) for loss in group if isinstance(loss.lost, int)}
         supervisors = [
@@ -226,9 +228,14 @@ class Attribution:
             with_supervisor=bool(supervisors),
         )
 
-    def _resumed(self, at: float) -> tuple[float | None, float | None]:
-        """When the job was at work again after that time, and when it committed what it then began."""
-        step = next(showing_recovery(self._steps, at), None)
+    def _resumed(self, group: Sequence[Loss]) -> tuple[float | None, float | None]:
+        """When the job was at work again after those losses, and when it committed what it then began."""
+        at = max(loss.at for loss in group)
+        steps = showing_recovery(self._steps, at)
+        if any(loss.lost == LAUNCHER for loss in group) and (before := num_committed(self._steps, at)):
+            # Its ranks train on for a moment, until they are ended, too: only a later attempt is a recovery.
+            steps = (step for step in steps if step.epoch > self._steps[before - 1].epoch)
+        step = next(iter(steps), None)
         if step is None:
             return None, None
         # Who begins it is told of the regroup before the coordinator says that it is over.
@@ -261,6 +268,8 @@ class Attribution:
                 self._node_of[rank] = node
             case ProcessExited(exited_rank=int(rank)):
                 self._exit(rank, record)
+            case ProcessExited(role="launcher", exit=int(code)) if code < 0:
+                self._lose(LAUNCHER, at, None, record)
             case ProcessExited(role="supervisor") if not (self._is_ending or self._is_over):
                 self._supervisors.append(record)
             case ProcessExited(role="coordinator") if not takes_coordinator(record):

@@ -153,7 +153,11 @@ class ControlServer:
     ) -> None:
         listener = self.agents
         if listener is None:
-            # Without an injector nobody is held: training continues when the connection ends.
+            # Without an injector nobody is held: training continues when the connection ends. That a rank is there, and
+            # how it ends, is told all the same.
+            if self.on_agent is not None:
+                with suppress(ProcessLookupError):
+                    self.on_agent(hello, ProcessId.of(int(hello["pid"]) if peer_pid is None else peer_pid))
             writer.write(encode(to_wire(Holds())))
             return
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mecefo_runtime.system.events import TWIN_JOB
 from mecefo_runtime.system.process import ProcessId
 from tests.integration.runs import ChaosRun, assert_nothing_left, read_run, run_chaos
 
@@ -103,6 +104,20 @@ class TestAnotherLauncher:
         assert (incident["attempt"], incident["recovery_attempt"]) == (1, 2)
         assert run.summary["badput_seconds"]["unplanned"] > 0
         assert incident["badput_seconds"]["unplanned"] == 0
+
+    def test_a_baseline_that_somebody_else_disturbs_is_compared_with_nothing(self, tmp_path):
+        options = ("run", "kill-process", "--at", "step=8", "--baseline-run", "--json")
+        with ChaosRun(tmp_path, options, command=again_and_again(*FOLLOWER, "100")) as chaos:
+            chaos.wait_for("step_committed", step=20, job=TWIN_JOB)
+            os.kill(chaos.wait_for("process_started", role="rank", job=TWIN_JOB).fields["started_pid"], signal.SIGKILL)
+            exit_code = chaos.wait()
+            run = read_run(chaos.folder, exit_code, chaos.stderr)
+            assert_nothing_left(chaos, run.events)
+        assert (exit_code, run.summary["twin_outcome"]) == (0, "completed"), run.summary["reasons"]
+        assert (run.summary["slowdown_ratio"], run.summary["twin_work_per_second"]) == (None, None)
+        assert run.summary["unplanned_losses"] == []
+        (said,) = (caveat for caveat in run.summary["caveats"] if "disturbed" in caveat)
+        assert "rank 0 was lost after step" in said
 
     def test_a_fault_that_does_nothing_is_inconclusive(self, tmp_path):
         run = run_chaos(tmp_path, "kill-process", "--at", "step=8", command=(*FOLLOWER, "20"), patch=NOTHING_APPLIED)

@@ -7,7 +7,18 @@ import signal
 
 import pytest
 
-from tests.integration.runs import SMALL, ChaosRun, Finished, assert_nothing_left, assert_sound, paced, read_run
+from mecefo_runtime.system.events import TWIN_JOB
+from tests.integration.runs import (
+    PATIENT,
+    SMALL,
+    ChaosRun,
+    Finished,
+    assert_nothing_left,
+    assert_sound,
+    assert_time_adds_up,
+    paced,
+    read_run,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -52,3 +63,39 @@ def test_a_rank_that_is_killed_under_a_fault_of_another_leaves_the_run_inconclus
     assert (run.summary["verdict"], run.exit_code) == ("inconclusive", 5)
     assert any("Rank 3 was lost" in reason and "incident 0" in reason for reason in run.summary["reasons"])
     assert run.summary["unplanned_losses"][0]["mixed_with"] == [0]
+
+
+def test_processes_that_are_killed_before_the_fault_and_in_the_baseline_are_told_and_charged_to_nobody(tmp_path):
+    """A supervisor, then the coordinator, long before the fault; and a rank of the baseline."""
+    small = [option for option in SMALL if option != "--no-twin"]
+    fault = ("kill-process", "--on", "rank=3", "--at", "step=60", "--repair", "none", "--steps", "75")
+    with ChaosRun(tmp_path, ["run", *fault, *small, "--json"], patch=PATIENT + paced(0.05)) as run:
+        run.wait_for("step_committed", step=5)
+        os.kill(
+            run.wait_for("process_started", role="supervisor", started_node=0).fields["started_pid"], signal.SIGKILL
+        )
+        run.wait_for("regrouped", reason="loss")
+        run.wait_for("step_committed", step=run.newest_step() + 2)
+        coordinator = run.wait_for("process_started", role="coordinator")
+        os.kill(coordinator.fields["started_pid"], signal.SIGKILL)
+        run.wait_for("step_committed", step=5, job=TWIN_JOB)
+        twin = run.wait_for("process_started", started_rank=2, job=TWIN_JOB)
+        os.kill(twin.fields["started_pid"], signal.SIGKILL)
+        exit_code = run.wait()
+        finished = read_run(run.folder, exit_code, run.stderr)
+        assert_nothing_left(run, finished.events)
+    summary = finished.summary
+    assert (summary["verdict"], exit_code) == ("pass", 0), summary["reasons"]
+    lost = [(loss["ranks"], loss["role"]) for loss in summary["unplanned_losses"]]
+    assert lost == [([0, 1], "supervisor"), ([], "coordinator")]
+    assert [loss["mixed_with"] for loss in summary["unplanned_losses"]] == [[], []]
+    (incident,) = summary["incidents"]
+    assert (incident["diagnosis"]["score"], summary["diagnosis_precision_ratio"]) == ("right", 1.0)
+    assert (summary["false_accusations"], incident["badput_seconds"]["unplanned"]) == (0, 0)
+    assert summary["badput_seconds"]["unplanned"] > 0
+    assert_time_adds_up(summary)
+    said = "\n".join(summary["caveats"])
+    assert "Ranks 0 and 1 and the supervisor of their node were lost" in said
+    assert "The coordinator was lost" in said
+    assert "fault-free baseline, which was disturbed itself: rank 2 was lost" in said
+    assert (summary["twin_loss"], summary["loss_deviation_ratio"]) == (None, None)

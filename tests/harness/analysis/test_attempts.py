@@ -145,6 +145,43 @@ def test_who_says_goodbye_or_may_fail_of_the_fault_is_not_lost_to_something_else
     assert summarized(ended_again(**knobs))["unplanned_losses"] == []
 
 
+@pytest.mark.parametrize(("target", "when"), [("rank=1", "later"), ("rank=1", "at once"), ("role=launcher", "at once")])
+def test_a_launcher_that_is_killed_from_outside_is_no_failure_of_the_fault(target, when):
+    log = Log()
+    log.at += STARTUP
+    log.attempt(1)
+    log.steps(1, 1, KILLED - 1, samples=64)
+    log.kill(1)
+    for event in log.events:
+        if event.kind == "injected":
+            event.fields["target"] = target
+    if when == "later":
+        log.at += RESTART
+        log.attempt(2)
+        log.steps(2, RESUMED, 20, samples=64)
+        log.at += STEP / 2
+    log.tell("process_exited", role="launcher", exited_pid=5, exit=-9)
+    if when == "later":
+        # The ranks do not hear of it at once.
+        log.steps(2, 21, 22, samples=64)
+    log.tell("job_failed", reason="the command was killed by SIGKILL")
+    log.at += STEP
+    log.tell("job_ended", outcome="failed", steps_committed=20)
+    log.tell("residue", processes=[], undo_pending=[])
+    log.tell("run_ended", reason="completed", message="")
+    found = summarized(log.events)
+    if when == "later":
+        assert [(loss["role"], loss["exit_codes"]) for loss in found["unplanned_losses"]] == [("launcher", [-9])]
+        assert (found["verdict"], found["exit_code"]) == ("inconclusive", 5), found["reasons"]
+        assert any("The launcher was lost after step 20 (killed by SIGKILL)" in caveat for caveat in found["caveats"])
+        assert found["badput_seconds"]["unplanned"] == pytest.approx(3 * STEP)
+    else:
+        # Negative control: who dies while the fault is at work may have died of it.
+        assert (found["unplanned_losses"], found["verdict"]) == ([], "fail")
+    total = found["productive_seconds"] + sum(found["badput_seconds"].values())
+    assert total == pytest.approx(found["wall_clock_seconds"])
+
+
 def test_wrong_numbers_do_not_explain_a_kill_from_outside():
     found = summarized(ended_again(-9, kind="flip-bits", is_loss=False))
     (loss,) = found["unplanned_losses"]
