@@ -106,8 +106,10 @@ class TestAnotherLauncher:
         assert incident["badput_seconds"]["unplanned"] == 0
 
     def test_a_baseline_that_somebody_else_disturbs_is_compared_with_nothing(self, tmp_path):
-        options = ("run", "kill-process", "--at", "step=8", "--baseline-run", "--json")
-        with ChaosRun(tmp_path, options, command=again_and_again(*FOLLOWER, "100")) as chaos:
+        checkpoint = tmp_path / "checkpoint"
+        command = again_and_again(sys.executable, TRAINING, "200", str(checkpoint))
+        options = ("run", "none", "--baseline-run", "--reset", f"rm -f {checkpoint}", "--json")
+        with ChaosRun(tmp_path, options, command=command) as chaos:
             chaos.wait_for("step_committed", step=20, job=TWIN_JOB)
             os.kill(chaos.wait_for("process_started", role="rank", job=TWIN_JOB).fields["started_pid"], signal.SIGKILL)
             exit_code = chaos.wait()
