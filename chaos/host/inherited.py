@@ -123,7 +123,7 @@ def _has_no_process_limit() -> bool:
     if os.getuid() == 0:
         return True
     with suppress(OSError, StopIteration):
-        lines = Path("/proc/self/status").read_text(errors="replace").splitlines()
+        lines = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines()
         held = int(next(line for line in lines if line.startswith("CapEff:")).split()[1], 16)
         return bool(held & (1 << _CAP_SYS_ADMIN | 1 << _CAP_SYS_RESOURCE))
     return False
