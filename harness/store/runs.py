@@ -14,6 +14,7 @@ import json
 import os
 import re
 import secrets
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -306,16 +307,22 @@ class _Log:
     first: Event | None = None
     last: Event | None = None
     num_lines: int = 0
+    # Lines that are no JSON objects by their first and last character: all are read only to judge the run.
+    has_damage: bool = False
 
 
 def _doubts(log: _Log, summary: Mapping[str, Any]) -> Iterator[str]:
     """Why the stored verdict is not the log's, as far as the two ends of the log tell."""
+    if log.has_damage:
+        yield "a line of the log cannot be read"
     if log.first is None:
         return
     yield from no_beginning(log.first)
     yield from contradictions_of_start(log.first.fields)
     yield from contradictions_of_files(log.first.fields, None, summary)
     yield from wrong_number(log.num_lines, log.last)
+    if log.last is None and summary.get("status", CUT_OFF) != CUT_OFF:
+        yield "the end of the log is missing"
 
 
 def _read_log(path: Path) -> _Log:
@@ -325,11 +332,11 @@ def _read_log(path: Path) -> _Log:
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
             tail = [event for event in map(_event, file.read(_TAIL_BYTES).splitlines()) if event is not None]
             file.seek(0)
-            num_lines = sum(not line.isspace() for line in file)
+            ends = Counter((line[:1], line.rstrip()[-1:]) for line in file if not line.isspace())
     except OSError:
         return _Log()
     if first is None:
-        return _Log()
+        return _Log(has_damage=True)
     steps = [e.step for e in tail if e.kind == "step_committed" and e.job == MAIN_JOB and isinstance(e.step, int)]
     last = next((event for event in reversed(tail) if event.kind == "run_ended"), None)
     state = RUNNING if _is_alive(first.pid, first.time_seconds) else CUT_OFF
@@ -340,7 +347,9 @@ def _read_log(path: Path) -> _Log:
         return _Log(state=UNREADABLE)
     faults = experiment.get("faults") if isinstance(experiment, Mapping) else None
     state = state if last is None else ENDED
-    return _Log(state, started, max(steps, default=None), _count_kinds(faults, "kind"), first, last, num_lines)
+    return _Log(
+        state, started, max(steps, default=None), _count_kinds(faults, "kind"), first, last, ends.total(), len(ends) > 1
+    )
 
 
 def _event(line: bytes) -> Event | None:

@@ -51,7 +51,9 @@ def folder(tmp_path):
 
 
 def write(folder, events):
-    (folder / "events.jsonl").write_text("".join(f"{event.to_json()}\n" for event in events), encoding="utf-8")
+    """The log of these events; None is a line that cannot be read."""
+    lines = ("no event" if event is None else event.to_json() for event in events)
+    (folder / "events.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def assert_doubted(folder, words):
@@ -88,7 +90,8 @@ OTHER = EXPERIMENT.model_copy(update={"gates": []})
             "the stored summary was judged by the gates",
             id="all-of-the-head",
         ),
-        pytest.param(lambda log: log[:40] + log[43:], "3 are missing", id="middle"),
+        pytest.param(lambda log: [None, *log[1:]], "1 line of the log cannot be read (line 1)", id="head-unreadable"),
+        pytest.param(lambda log: log[:40] + log[43:], "the others are missing", id="middle"),
     ],
 )
 def test_a_log_whose_parts_contradict_each_other_proves_nothing(folder, damage, words):
@@ -152,7 +155,7 @@ def test_a_step_whose_line_is_missing_is_not_lost(is_counted):
     whole = counted(run()) if is_counted else run()
     summary = summarized([event for event in whole if not step(44)(event)])
     assert (summary["verdict"], summary["exit_code"]) == ("inconclusive", 5)
-    told = "1 are missing" if is_counted else "has no step_committed of step 44"
+    told = "the others are missing" if is_counted else "has no step_committed of step 44"
     assert told in " ".join(summary["reasons"])
 
 
@@ -161,16 +164,23 @@ def test_a_line_that_cannot_be_read_makes_no_failure(folder):
     write(folder, whole)
     for name in ("summary.json", "experiment.yaml"):
         (folder / name).unlink()
-    assert judge(folder)[0].verdict == "pass"
+    before = write_reports(folder).to_json()
+    assert [entry.verdict for entry in list_runs(folder.parent.parent)] == ["pass"]
+    (folder / "summary.json").unlink()
     index = next(index for index, event in enumerate(whole) if step(44)(event))
     lines = (folder / "events.jsonl").read_bytes().splitlines(keepends=True)
     for damaged in (b"\x00" * 40 + b"\n", lines[index][:50] + b"\n"):
         (folder / "events.jsonl").write_bytes(b"".join([*lines[:index], damaged, *lines[index + 1 :]]))
+        (folder / "summary.json").write_text(json.dumps(before))
+        assert [entry.verdict for entry in list_runs(folder.parent.parent)] == ["inconclusive"]
+        (folder / "summary.json").unlink()
         summary = assert_doubted(folder, f"1 line of the log cannot be read (line {index + 1})")
         assert not any("failed" in reason for reason in summary.reasons)
     # Half a line at the end is where the run was cut off.
     (folder / "events.jsonl").write_bytes(b"".join(lines[: index + 1])[:-20])
     assert "the log was cut off: the end of the run is missing" in judge(folder)[0].reasons
+    (folder / "summary.json").write_text(json.dumps(before))
+    assert [entry.verdict for entry in list_runs(folder.parent.parent)] == ["inconclusive"]
 
 
 def test_what_the_lines_that_are_there_say_stays():
