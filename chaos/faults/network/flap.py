@@ -17,6 +17,8 @@ from chaos.host.links.check import Link, name_of
 from chaos.spec.quantities import SecondsText
 
 MAX_PERIOD_SECONDS = 60.0
+# Several round trips of a busy machine: a probe that is late must not be taken for one that was dropped.
+MIN_PERIOD_SECONDS = 0.02
 # How much later than its time a turn may come: programs have to start for it, on a machine that may be busy.
 TURN_SLACK_SECONDS = 10.0
 
@@ -32,6 +34,9 @@ class FlapParameters(BaseModel):
     @field_validator("down", "up")
     @classmethod
     def _is_short(cls, period: float, field: ValidationInfo) -> float:
+        if period < MIN_PERIOD_SECONDS:
+            message = f"{period:g}s is too short to be seen: choose at least {1000 * MIN_PERIOD_SECONDS:g}ms"
+            raise UsageError(message, key=field.field_name)
         if period > MAX_PERIOD_SECONDS:
             message = f"{period:g}s is no flapping: choose at most {MAX_PERIOD_SECONDS:g}s, or use drop-link"
             raise UsageError(message, key=field.field_name)

@@ -36,6 +36,8 @@ MIN_LOSS_RATIO = 0.01
 # How much of a delay, and how much more than a rate, is taken for it.
 SEEN_DELAY_RATIO = 0.9
 SEEN_RATE_RATIO = 1.25
+# How much more than a rate a link must carry without it, for the two to be told apart.
+LIMITED_RATE_RATIO = 1.5
 RATE_SECONDS = 1.0
 TOLD_SECONDS = 2.0
 
@@ -302,9 +304,11 @@ class SlowLink(LinkFault[SlowLinkParameters]):
         if rate is not None:
             for link in _links_of(act):
                 carried = await self._carried(link, link_host(context))
-                if 8 * carried <= rate:
+                if 8 * carried <= LIMITED_RATE_RATIO * rate:
                     found = f"{8 * carried:.3g} bit/s before the fault"
-                    raise InjectionError(f"link {name_of(link)} carries {found}: {rate_text(rate)} does not limit it")
+                    raise InjectionError(
+                        f"link {name_of(link)} carries {found}: {rate_text(rate)} does not limit it enough to be seen"
+                    )
                 self._rate_before[link] = carried
         return await super().apply(act, context)
 

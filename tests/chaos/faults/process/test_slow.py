@@ -183,6 +183,25 @@ def test_what_does_not_fit_is_no_evidence(reports, events, reason):
         play(SlowData(DelayParameters()), reports, events)
 
 
+def uneven(first, last, began, seconds, by_seconds):
+    """Commits of steps that take a little longer and a little less in turns."""
+    events = commits(first, last, began, seconds)
+    for event in events[::2]:
+        event.fields["committed_monotonic"] += by_seconds
+    return events
+
+
+def test_a_sleep_within_what_steps_differ_by_is_no_evidence():
+    seconds = STEP_SECONDS + 0.005
+    slow = commits(11, 16, 1.0, seconds)
+    sleeps = [(step, 0.005, 1.0 + (step - 11) * seconds + 0.005) for step in range(11, 16)]
+    fault = DelayParameters(delay="5ms")
+    with pytest.raises(EffectNotSeen, match="within the noise"):
+        play(SlowData(fault), sleeps, uneven(1, 10, 0.0, STEP_SECONDS, 0.01) + slow)
+    evidence, _ = play(SlowData(fault), sleeps, USUAL + slow)
+    assert "0.105 s instead of 0.100 s" in evidence["summary"]
+
+
 def test_not_begun_it_is_not_verified():
     with pytest.raises(EffectNotSeen, match="started in no rank"):
         play(SlowData(DelayParameters()), SLEEPS, USUAL + SLOW, begins=False)
@@ -192,6 +211,7 @@ def test_not_begun_it_is_not_verified():
     ("parameters", "reason"),
     [
         ({"delay": "0s"}, "no time to do anything"),
+        ({"delay": "0.001ms"}, "cannot be told from the noise"),
         ({"delay": "2min"}, "pause-process"),
         ({"delay": "5steps"}, "is no time"),
         ({"delay": "100ms", "jitter": "200ms"}, "more than the delay"),
