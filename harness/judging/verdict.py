@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from harness.analysis.incident import MeasuredIncident
 from harness.analysis.integrity import find_diverged_units
@@ -149,6 +149,7 @@ def _ending(
         died_of = any(one.monotonic_seconds <= failed.monotonic_seconds for one in state.of(Injected))
         said = failed.reason
         others = [unplanned_words(loss) for loss in losses if loss.recovery_seconds is None]
+        others += _stopped_by_others(state, failed)
         if died_of and others:
             yield "inconclusive", f"the job did not survive: {said}. {others[-1]}"
         elif died_of:
@@ -156,13 +157,31 @@ def _ending(
         elif is_doubtful:
             yield "inconclusive", f"the job failed, and no injected fault is known: {said}"
         else:
-            yield "error", f"the job failed before any fault was injected: {said}"
+            yield "error", ". ".join([f"the job failed before any fault was injected: {said}", *others[-1:]])
     elif reason == "failed":
         yield "error", f"the run failed: {ends[-1].message or 'no message was recorded'}"
     elif reason == "completed" and timeline is not None and timeline.outcome != "completed":
         yield "inconclusive", f"the job ended as {timeline.outcome or 'unknown'}, not as completed"
     if not ends:
         yield "inconclusive", "the log was cut off: the end of the run is missing"
+
+
+def _stopped_by_others(state: RunState, failed: JobFailed) -> Iterable[str]:
+    """Who was stopped when the job stood still, and by none of the faults that were active then."""
+    before = failed.monotonic_seconds
+    undone = {one.incident for one in state.of(Undone) if one.monotonic_seconds <= before}
+    active = (one for one in state.of(Injected) if one.monotonic_seconds <= before and one.incident not in undone)
+    ours = {process.get("pid") for one in active for process in one.processes if isinstance(process, Mapping)}
+    names = [_process(one) for one in failed.stopped if isinstance(one, Mapping) and one.get("pid") not in ours]
+    if names:
+        yield f"A signal that no fault of this run sent had stopped {_listed(names)}"
+
+
+def _process(told: Mapping[str, Any]) -> str:
+    role, node = told.get("role"), told.get("node")
+    if role == "rank":
+        return f"rank {told.get('rank')}"
+    return f"the {role}" if node is None else f"the {role} of node {node}"
 
 
 def _gate_reasons(gates: Sequence[GateResult], losses: Sequence[UnplannedLossSummary]) -> Iterable[tuple[Outcome, str]]:

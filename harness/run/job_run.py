@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.experiment.command_job import CommandConfig, command_text
+from chaos.host.process_table import is_stopped
 from harness.analysis.state import RunState
 from harness.backends.base import AnyConfig, Backend, Outcome, RunningJob
 from mecefo_runtime.system.dilation import NO_DILATION
@@ -107,7 +108,8 @@ class JobRun:
                 if self.committed_steps:
                     reason = f"no step was committed for {patience_seconds:.0f} s after step {self.committed_steps}"
                 reason = "all nodes were gone before the first step; see their logs" if is_lost else reason
-                self._emitter.emit("job_failed", step=self.committed_steps or None, reason=reason)
+                stopped = [owned.to_dict() for owned in running.leftovers() if is_stopped(owned.process)]
+                self._emitter.emit("job_failed", step=self.committed_steps or None, reason=reason, stopped=stopped)
                 running.give_up()
                 return
 

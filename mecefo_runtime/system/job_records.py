@@ -381,11 +381,12 @@ class ProcessExited(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFailed(Record):
-    """The job cannot continue."""
+    """The job cannot continue; `stopped` are the processes of it that a signal had stopped then."""
 
     KIND: ClassVar[str] = "job_failed"
 
     reason: str = "no reason given"
+    stopped: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

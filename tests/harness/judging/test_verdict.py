@@ -137,6 +137,32 @@ def test_a_job_that_dies_later_of_what_it_had_survived_fails():
     assert verdict_of([*events, replace(ended, kind="job_failed", fields={"reason": "out of memory"})])[0] == "fail"
 
 
+COORDINATOR = {"role": "coordinator", "rank": None, "node": None, "pid": 4711}
+RANK = {"role": "rank", "rank": 3, "node": 1, "pid": 4712}
+
+
+@pytest.mark.parametrize(
+    ("stopped", "by_fault", "verdict", "said"),
+    [
+        ([], [], "fail", "no step"),
+        ([COORDINATOR], [], "inconclusive", "no fault of this run sent had stopped the coordinator"),
+        ([COORDINATOR, RANK], [RANK], "inconclusive", "had stopped the coordinator"),
+        ([RANK], [RANK], "fail", "no step"),
+    ],
+    ids=["nobody", "by others", "by both", "by the fault"],
+)
+def test_who_stands_still_by_another_hand_does_not_fail_of_the_fault(stopped, by_fault, verdict, said):
+    events = [
+        shifted(event, processes=by_fault) if event.kind == "injected" else event
+        for event in run(faults=(Fault(lasts_steps=100),), ended="failed")
+        if event.kind != "undone"
+    ]
+    ended = next(event for event in events if event.kind == "job_ended")
+    failed = replace(ended, kind="job_failed", fields={"reason": "no step was committed", "stopped": stopped})
+    summary = summarized([*events, failed])
+    assert summary["verdict"] == verdict and said in str(summary["reasons"]), summary["reasons"]
+
+
 def test_the_loss_of_the_twin_is_not_the_loss_of_the_job():
     twin_ended = next(event for event in run() if event.kind == "job_ended" and event.job == "twin")
     assert verdict_of([*run(), replace(twin_ended, kind="job_failed", fields={"reason": "?"})])[0] == "pass"
