@@ -167,8 +167,8 @@ def add_python(image: Image) -> None:
         image.add(path, f"usr/local/lib/{PYTHON}/{path.relative_to(library)}")
 
 
-def add_packages(image: Image, roots: Iterable[str]) -> list[str]:
-    """The installed distributions that `roots` need; returns them as NAME==VERSION."""
+def find_packages(roots: Iterable[str]) -> dict[str, Distribution]:
+    """The installed distributions that `roots` need, by their names."""
     added: dict[str, Distribution] = {}
     waiting = list(map(Requirement, roots))
     while waiting:
@@ -188,9 +188,7 @@ def add_packages(image: Image, roots: Iterable[str]) -> list[str]:
             for needed in map(Requirement, found.requires or ())
             if needed.marker is None or any(map(needed.marker.evaluate, wanted))
         ]
-    for found in added.values():
-        add_distribution(image, found)
-    return sorted(f"{name}=={found.version}" for name, found in added.items())
+    return added
 
 
 def add_distribution(image: Image, found: Distribution) -> None:
@@ -245,6 +243,8 @@ def main() -> None:
         if shutil.which(program) is None:
             raise SystemExit(f"{program} is not here: this needs Docker, on Debian or what is made of it")
     started = time.monotonic()
+    # What is missing is said before the import begins: half a stream would be one more error.
+    packages = find_packages(["pip"] if chosen.bare else requirements())
     settings = [f"ENV PATH={PATH}", "ENV LANG=C.UTF-8", "ENV PIP_CERT=/etc/ssl/certs/ca-certificates.crt"]
     changes = [word for setting in (*settings, 'CMD ["python3"]') for word in ("--change", setting)]
     words = ["docker", "import", *changes, "-", chosen.tag]
@@ -253,7 +253,8 @@ def main() -> None:
         image = Image(importer.stdin)  # type: ignore[arg-type]
         add_system(image)
         add_python(image)
-        packages = add_packages(image, ["pip"] if chosen.bare else requirements())
+        for found in packages.values():
+            add_distribution(image, found)
         add_libraries(image)
         image.close()
         importer.stdin.close()
