@@ -148,7 +148,8 @@ def check_exclusive(placed: Iterable[Placed]) -> None:
     known = [(one.interval, one.exclusive, one) for one in placed if one.interval is not None and one.exclusive]
     for interval, exclusive, one in sorted(known, key=lambda entry: entry[0].first):
         same = active.setdefault((exclusive, interval.clock), [])
-        same[:] = [entry for entry in same if interval.first < entry[0].last]
+        # What ends when another begins leaves it room; what begins with it does not, however long it lasts.
+        same[:] = [entry for entry in same if interval.first < entry[0].last or interval.first == entry[0].first]
         for _, other in same:
             if (where := common(one.incident.target, other.incident.target)) is not None and not _ends_before(
                 other, one

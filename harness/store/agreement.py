@@ -54,8 +54,8 @@ def contradictions_of_files(
         stored, logged = _without_none(experiment), _without_none(own)
         if differing := sorted(key for key in {*stored, *logged} if stored.get(key) != logged.get(key)):
             yield (
-                f"experiment.yaml beside the log is another experiment than the log's: {', '.join(differing)} "
-                f"{'differs' if len(differing) == 1 else 'differ'}"
+                "experiment.yaml beside the log is another experiment than the log's: they differ in "
+                f"{', '.join(differing)}"
             )
     if summary is None:
         return
@@ -77,7 +77,7 @@ def wrong_number(num_lines: int, last: Event | None) -> Iterator[str]:
     told = None if last is None else last.fields.get("num_events")
     if isinstance(told, int) and told != num_lines:
         yield (
-            f"the log holds {num_lines} lines of the {told} that the run wrote, the others are missing"
+            f"the log holds {num_lines} of the {told} lines that the run wrote: its other lines are missing"
             if num_lines < told
             else f"the log holds {num_lines} lines, and the run wrote {told}: the others are not its own"
         )

@@ -31,6 +31,7 @@ def fault(kind, on, step, lasts=None, **parameters):
         (("slow-rank", "rank=3", 20), ("pause-process", "rank=3", 400, "1s"), "rank 3"),
         (("slow-link", "link=0-2", 20, "30steps"), ("slow-link", "link=0-2", 49, "5steps"), "link 0-2"),
         (("slow-link", "link=0-2", "time=2s", "9s"), ("slow-link", "link=0-2", "time=10s", "9s"), "link 0-2"),
+        (("pause-process", "rank=3", 20, "3s"), ("pause-node", "node=1", 20, "3s"), "rank 3"),
     ],
 )
 def test_what_one_undo_would_end_for_both_is_refused(first, second, where):
@@ -51,6 +52,7 @@ def test_what_one_undo_would_end_for_both_is_refused(first, second, where):
         # How long a step takes is known only when it is over.
         (("pause-process", "rank=3", 20, "9s"), ("pause-process", "rank=3", 40, "9s")),
         (("slow-data", "rank=3", 20), ("slow-rank", "rank=3", 40)),
+        (("slow-link", "link=0-2", "time=2s", "8s"), ("slow-link", "link=0-2", "time=10s", "9s")),
     ],
 )
 def test_what_can_be_told_apart_is_planned(first, second):

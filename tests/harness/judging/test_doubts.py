@@ -91,7 +91,7 @@ OTHER = EXPERIMENT.model_copy(update={"gates": []})
             id="all-of-the-head",
         ),
         pytest.param(lambda log: [None, *log[1:]], "1 line of the log cannot be read (line 1)", id="head-unreadable"),
-        pytest.param(lambda log: log[:40] + log[43:], "the others are missing", id="middle"),
+        pytest.param(lambda log: log[:40] + log[43:], "other lines are missing", id="middle"),
     ],
 )
 def test_a_log_whose_parts_contradict_each_other_proves_nothing(folder, damage, words):
@@ -155,7 +155,7 @@ def test_a_step_whose_line_is_missing_is_not_lost(is_counted):
     whole = counted(run()) if is_counted else run()
     summary = summarized([event for event in whole if not step(44)(event)])
     assert (summary["verdict"], summary["exit_code"]) == ("inconclusive", 5)
-    told = "the others are missing" if is_counted else "has no step_committed of step 44"
+    told = "other lines are missing" if is_counted else "has no step_committed of step 44"
     assert told in " ".join(summary["reasons"])
 
 
