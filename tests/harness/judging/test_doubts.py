@@ -115,7 +115,7 @@ def test_another_experiment_beside_the_log_is_a_contradiction(folder):
     path.write_text("# mine\n" + yaml.safe_dump(yaml.safe_load(path.read_text())))
     assert judge(folder)[0].verdict == "fail"
     path.write_text(to_yaml(OTHER))
-    assert_doubted(folder, "experiment.yaml beside the log is another experiment than the log's: gates differs")
+    assert_doubted(folder, "experiment.yaml beside the log is another experiment than the log's: they differ in gates")
     path.write_text("name: [")
     assert judge(folder)[0].verdict == "fail"
 
