@@ -188,6 +188,18 @@ class MeasuredIncident:
         )
         return is_ascending and has_cause and all(not _is_before(effect, cause) for cause, effect in causes_of)
 
+    @property
+    def over(self) -> float:
+        """When nothing of it was left: the job had recovered, its ranks were back, and what lasts had ended."""
+        ends = [self.committed, inf if self.missing else self.rejoined or 0.0]
+        if self.goes_on:
+            ends.append(self.undone if self.lifted is None else self.lifted)
+        return max(inf if end is None else end for end in ends)
+
+    def is_active(self, at: float) -> bool:
+        """Whether its verified effect was there at that time."""
+        return self.verified is not None and self.injected is not None and self.injected <= at <= self.over
+
     def recovered(self, is_over: bool, is_complete: bool) -> bool | None:
         """Whether a step began, was fit and committed after the fault; None when that cannot be known.
 

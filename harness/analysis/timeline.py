@@ -7,7 +7,6 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from math import inf
 from statistics import median
 from typing import TypeVar
 
@@ -186,18 +185,6 @@ class Timeline:
     def recovered(self, incident: MeasuredIncident) -> bool | None:
         """See `MeasuredIncident.recovered`."""
         return incident.recovered(self.is_over, self.is_complete)
-
-    def active_until(self, incident: MeasuredIncident) -> float:
-        """When a verified incident was over and its lost ranks were back: -inf for one without a verified effect."""
-        if incident.verified is None:
-            return -inf
-        known = [at for at in (incident.lifted, incident.rejoined, incident.committed) if at is not None]
-        lasts = incident.lifted is None and (incident.is_loss or incident.goes_on)
-        return self.ended_seconds if lasts or not known else max(known)
-
-    def is_active(self, incident: MeasuredIncident, at: float) -> bool:
-        """Whether a verified incident was active at that time."""
-        return incident.injected is not None and incident.injected <= at <= self.active_until(incident)
 
     def is_degraded(self, step: CommittedStep) -> bool:
         """Whether `step` ran with a rank missing, or while a fault on its ranks or links came or was active."""

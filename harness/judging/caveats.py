@@ -305,7 +305,7 @@ def _of_the_checkpoints(timeline: Timeline | None) -> list[str]:
     if timeline is None or not unsaved:
         return []
     step, (_, reason) = next(iter(unsaved.items()))
-    of_faults = sum(any(timeline.is_active(one, at) for one in timeline.incidents) for at, _ in unsaved.values())
+    of_faults = sum(any(one.is_active(at) for one in timeline.incidents) for at, _ in unsaved.values())
     while_active = f", {of_faults} of them while a fault was active" if of_faults else ""
     older = "an older one, or to its start" if len(unsaved) < timeline.num_checkpoints else "its start"
     return [

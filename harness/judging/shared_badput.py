@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from math import fsum, inf
 
 from harness.analysis.accounting import Segment, partition
-from harness.analysis.incident import MeasuredIncident
 from harness.analysis.timeline import Timeline
 
 _IN_DOUBT = frozenset({"regroup", "transfer", "repeated_work", "degraded_speed", "restart"})
@@ -58,12 +57,4 @@ def _times(timeline: Timeline) -> Iterable[tuple[int, float, float]]:
     """(incident, from, to) in which each verified incident was at work."""
     for incident in timeline.incidents:
         if incident.injected is not None and incident.verified is not None:
-            yield incident.incident, incident.injected, _over(incident)
-
-
-def _over(incident: MeasuredIncident) -> float:
-    """When nothing of it was left: the job had recovered, its ranks were back, and what lasts had ended."""
-    ends = [incident.committed, inf if incident.missing else incident.rejoined or 0.0]
-    if incident.goes_on:
-        ends.append(incident.undone if incident.lifted is None else incident.lifted)
-    return max(inf if end is None else end for end in ends)
+            yield incident.incident, incident.injected, incident.over

@@ -21,7 +21,7 @@ DIGEST_LABEL = "mecefo-chaos.source-digest"
 # What is made in the engine to look at it carries this label until it is removed.
 PURPOSE_LABEL = "mecefo-chaos.purpose"
 ANSWER_TIMEOUT_SECONDS = 30
-PACKAGES = ("chaos", "harness", "mecefo_runtime")
+PACKAGES = ("chaos", "harness", "mecefo_chaos", "mecefo_runtime")
 _DIGEST_DIGITS = 32
 
 
