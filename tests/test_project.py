@@ -86,10 +86,16 @@ BELOW: Mapping[str, tuple[str, ...]] = {
     "manual": ("chaos", "harness", "mecefo_runtime", "dashboards"),
     "benchmarks": ("chaos", "harness", "mecefo_runtime"),
 }
-MAX_ENTRIES = 16
-MAX_LINES = 400
-# A table of cases is one idea at any length.
-MAX_TEST_LINES = 600
+# Of a function, for TigerBeetle's reason: more than fits on a screen holds a second idea.
+MAX_FUNCTION_LINES = 70
+# Older than the rule; the test fails when one of them is short, or gone.
+LONG_FUNCTIONS = {
+    "chaos.commands.shared.experiment_options.experiment_options",
+    "dashboards.training_health._built_in",
+    "harness.backends.forkserver._obey",
+    "harness.forecast.study.study",
+    "mecefo_runtime.prediction.predicted_costs.predict_costs",
+}
 
 
 def module_name(path: Path) -> str:
@@ -182,7 +188,7 @@ def test_there_are_no_import_cycles():
     graphlib.TopologicalSorter(graph).prepare()
 
 
-def test_every_room_says_what_lives_in_it_and_holds_one_idea():
+def test_every_room_says_what_lives_in_it():
     for package, rooms in ROOMS.items():
         present = {room_of(module).partition(".")[2] for module in SOURCES if within(module, package)} - {""}
         assert present == set(rooms)
@@ -190,8 +196,6 @@ def test_every_room_says_what_lives_in_it_and_holds_one_idea():
             docstring = ast.get_docstring(trees()[module_name(folder / "__init__.py")]) or ""
             # The first line says what lives here, the last what may not.
             assert len(docstring.splitlines()) >= 3, folder
-            entries = [entry for entry in folder.iterdir() if entry.suffix in (".py", "") and entry.name[:2] != "__"]
-            assert len(entries) <= MAX_ENTRIES, folder
 
 
 def test_the_command_line_answers_without_heavy_imports():
@@ -289,12 +293,15 @@ def test_every_module_says_what_it_is():
     assert not {module: line for module, line in first_lines.items() if not line.endswith((".", ":", ";", ","))}
 
 
-def test_files_are_short():
-    files = [(path, MAX_LINES) for path in SOURCES.values()]
-    files += [(path, MAX_TEST_LINES) for path in sorted((ROOT / "tests").rglob("*.py"))]
-    lengths = {path: len(path.read_text().splitlines()) for path, _ in files}
-    too_long = {str(path.relative_to(ROOT)): lengths[path] for path, limit in files if lengths[path] > limit}
-    assert not too_long, "look for the second idea that moved in"
+def test_functions_are_short():
+    long = {
+        f"{module}.{node.name}": node.end_lineno - node.lineno + 1
+        for module, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None
+        if node.end_lineno - node.lineno + 1 > MAX_FUNCTION_LINES
+    }
+    assert long.keys() == LONG_FUNCTIONS, "look for the second idea that moved in"
 
 
 def test_every_emitted_event_is_documented():
