@@ -227,6 +227,17 @@ class PhaseTracker:
         if self._report is not None:
             self._report.flush()
 
+    def tell_exception(self, fields: Mapping[str, Any]) -> bool:
+        """Tell of an exception that nobody caught; returns whether that was possible.
+
+        Between two steps it is of the one that is over: saving belongs to that.
+        """
+        if self._report is None:
+            return False
+        step = self.step if self._num_announced else self.step - 1
+        self._report.emit("rank_raised", step=step or None, last_step=self.step - 1, **fields)
+        return True
+
     def step_ended(self, figures: Mapping[str, float | int], step: int | None) -> None:
         """The script says so itself; `step` is its own count, where it gives one."""
         if not self.is_explicit:

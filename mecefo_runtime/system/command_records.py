@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from mecefo_runtime.system.record import Record
 
@@ -61,3 +62,25 @@ class LossNotFinite(Record):
     KIND: ClassVar[str] = "loss_not_finite"
 
     loss: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRaised(Record):
+    """Nobody caught an exception in a rank: it ends of it, in the step that was under way.
+
+    `failure` is `own`, `collective_timeout` or `peer_lost` (`chaos.external.exception_kind`); the latter two tell of
+    somebody else's failure. `file` and `line` are the place in the script, `causes` (`exception`, `message`, `file`,
+    `line`, and `link`: `cause`, `context`, `remote`) what led to it, the root last. `is_injected`: chaos raised it.
+    `last_step` is the last one that the rank has committed, None where its steps are not followed.
+    """
+
+    KIND: ClassVar[str] = "rank_raised"
+
+    exception: str = "Exception"
+    message: str = ""
+    failure: str = "own"
+    file: str | None = None
+    line: int | None = None
+    is_injected: bool = False
+    last_step: int | None = None
+    causes: tuple[Mapping[str, Any], ...] = ()

@@ -5,6 +5,7 @@ Another `sitecustomize` that the environment has is run as if this one were not 
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from importlib.machinery import PathFinder
@@ -14,12 +15,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
-    from types import ModuleType
+    from types import ModuleType, TracebackType
     from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib costs 5 ms at every start of Python
 _PACKAGES = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))  # noqa: PTH120
 _AWAITED = "torch.optim.optimizer"
+_PID = os.getpid()
 
 
 class _Awaiting:
@@ -58,6 +60,8 @@ def _watch(module: ModuleType) -> None:
         original(self, *args, **kwargs)
         try:
             if not told:
+                # A script that has put a hook of its own in place of ours has done so by now.
+                _watch_exceptions()
                 told.append(_load())
             told[0](self)
         except (Exception, SystemExit) as error:
@@ -66,6 +70,35 @@ def _watch(module: ModuleType) -> None:
             print(f"chaos: this process is not observed: {type(error).__name__}: {error}", file=sys.stderr)
 
     module.Optimizer.__init__ = init
+
+
+def _watch_exceptions() -> None:
+    """Be told of an exception that nobody catches, before whoever prints it, and change nothing about that.
+
+    Again at the first optimizer, and at the end of the process: a script may put a hook of its own in place of this one.
+    """
+    hook = sys.excepthook
+
+    def tell(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        _tell_exception(error)
+        hook(kind, error, traceback)
+
+    sys.excepthook = tell
+
+
+_is_exception_told = False
+
+
+def _tell_exception(error: BaseException | None) -> None:
+    """Once; not of a fork's, which is a process of the script's own."""
+    global _is_exception_told
+    if error is None or _is_exception_told or os.getpid() != _PID:
+        return
+    _is_exception_told = True
+    try:
+        _import("chaos.external.uncaught").tell(error)
+    except (Exception, SystemExit) as failure:
+        print(f"chaos: how this process ends is not told: {type(failure).__name__}: {failure}", file=sys.stderr)
 
 
 def _load() -> Any:
@@ -137,6 +170,9 @@ if __name__ == "sitecustomize":
     if os.environ.get("CHAOS_AGENT") and os.environ.get("CHAOS_RUN"):
         if os.environ.get("RANK") and (os.environ.get("CHAOS_NETWORKS") or os.environ.get("CHAOS_NCCL_LOG")):
             _move()
+        _watch_exceptions()
+        # Python sets it before it calls whatever hook is there.
+        atexit.register(lambda: _tell_exception(getattr(sys, "last_value", None)))
         if _AWAITED in sys.modules:
             _watch(sys.modules[_AWAITED])
         else:
