@@ -1,7 +1,8 @@
 """Reads exceptions from the tracebacks that Python prints: in a log, and in the message of an exception.
 
-An exception that another process raised (a worker of a DataLoader, a process of `torch.multiprocessing.spawn`, one of a
-pool) comes as text in the message of the one that is raised for it. Nothing but the standard library: a rank imports it.
+An exception that another process raised (a worker of a DataLoader, a process of `torch.multiprocessing.spawn`, one of
+a pool) comes as text in the message of the one that is raised for it. Nothing but the standard library: a rank imports
+it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _OF_SPAWNED = re.compile(r"-- Process \d+ terminated with the following (?:error
 _QUOTES = '"""'
 # What torch puts before each line of a rank's traceback, torchrun's --tee and mpirun's --tag-output before all that
 # ranks print. The rank is told by the first and the last.
-_PREFIX = re.compile(r"^(?:\[(?P<of>rank|default)?(?P<rank>\d+)\]:\s?|\[\d+,(?P<mpi>\d+)\]<std(?:err|out)>:\s?)")
+PREFIX = re.compile(r"^(?:\[(?P<of>rank|default)?(?P<rank>\d+)\]:\s?|\[\d+,(?P<mpi>\d+)\]<std(?:err|out)>:\s?)")
 _FRAME = re.compile(r'\s+File "(?P<file>[^"]+)", line (?P<line>\d+)')
 # A SyntaxError in the script itself has no header, and no function.
 _SYNTAX = re.compile(r'  File "(?P<file>[^"]+)", line (?P<line>\d+)$')
@@ -64,7 +65,7 @@ def exceptions_in(lines: Iterable[str]) -> list[PrintedException]:
     readers: dict[str, _Reader] = {}
     order: list[_Chain] = []
     for line in lines:
-        prefix = _PREFIX.match(line)
+        prefix = PREFIX.match(line)
         key = "" if prefix is None else prefix[0].strip()
         if key not in readers:
             readers[key] = _Reader(_rank_of(prefix), order)

@@ -288,6 +288,7 @@ class Injector:
             monotonic_seconds=began if took_effect is None else took_effect,
             incident=incident.incident,
             fault=incident.fault,
+            parameters=dict(incident.parameters),
             is_loss=incident.is_loss,
             goes_on=fault.lasts(),
             target=incident.target_text,

@@ -381,12 +381,17 @@ class ProcessExited(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFailed(Record):
-    """The job cannot continue; `stopped` are the processes of it that a signal had stopped then."""
+    """The job cannot continue; `stopped` are the processes of it that a signal had stopped then.
+
+    Of a command that ended: its `exit` code, and the `cause` as `harness.analysis.command.failure_cause` reads it.
+    """
 
     KIND: ClassVar[str] = "job_failed"
 
     reason: str = "no reason given"
     stopped: tuple[Any, ...] = ()
+    exit: int | None = None
+    cause: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from mecefo_runtime.system.record import Record, called, read_values
@@ -106,6 +106,7 @@ class Injected(OfIncident):
     KIND: ClassVar[str] = "injected"
 
     fault: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
     is_loss: bool = False
     goes_on: bool = False
     gives_notice: bool = False

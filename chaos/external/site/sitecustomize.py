@@ -75,7 +75,7 @@ def _watch(module: ModuleType) -> None:
 def _watch_exceptions() -> None:
     """Be told of an exception that nobody catches, before whoever prints it, and change nothing about that.
 
-    Again at the first optimizer, and at the end of the process: a script may put a hook of its own in place of this one.
+    Again at the first optimizer, and at the end of the process: a script may have put its own hook in place of this.
     """
     hook = sys.excepthook
 

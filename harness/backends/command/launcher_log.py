@@ -1,4 +1,4 @@
-"""Reads from torchrun's log which worker failed.
+"""Reads from a launcher's log which worker failed, and of what, where the ranks themselves have not told.
 
 torch 2.11-2.13, `torch/distributed/elastic/multiprocessing/api.py`: one line for the first worker that failed, at the
 time at which it was detected, whether or not it starts them again.
@@ -7,9 +7,13 @@ time at which it was detected, whether or not it starts them again.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from pathlib import Path
+
+from chaos.external.traceback_text import PREFIX as _PREFIX
+from chaos.external.traceback_text import PrintedException, exceptions_in
+from harness.analysis.words import exit_text
 
 # A progress bar ends its lines with carriage returns only.
 _LINE_END = re.compile(rb"[\r\n]")
@@ -24,20 +28,20 @@ OLD_ADDRESSES = (
 )
 _TAIL_BYTES = 262_144
 _TAIL_LINES = 8
-_MAX_EXCEPTION = 300
-_TRACEBACK = "Traceback (most recent call last)"
-# What torch puts before each line of a rank's traceback, and torchrun's --tee before all that it prints.
-_RANK_PREFIX = re.compile(r"^\[(?:rank|default)?\d+\]:\s?")
-_FRAME = re.compile(r'\s+File "([^"]+)", line (\d+)')
-_EXCEPTION = re.compile(r"([A-Za-z_][\w.]*)(?::|$)")
-_LIBRARIES = ("site-packages/", "dist-packages/", "/lib/python3", "<frozen", "/chaos/external/", "/chaos/in_process/")
 _OF_LAUNCHERS = ("ChildFailedError", "SignalException", "CalledProcessError", "RendezvousConnectionError")
-_OF_PEERS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "DistNetworkError")
+_HEADER = re.compile(r"^\s*(?:\+ Exception Group )?Traceback \(most recent call last\)")
 # torchrun's summary of a failure, which names no exception (torch 2.11-2.13).
 _BOILERPLATE = re.compile(
     r"\[\d+\]:$|(?:time|host|rank|exitcode|error_file|traceback)\s*:|Root Cause|Failures:|<NO_OTHER_FAILURES>"
     r"|\S+ FAILED$"
 )
+# What libraries print whether or not anything fails: log lines below the level of an error (torch, glog, absl), and
+# torchrun's own errors, which tell what it did about it; warnings of Python, whose next line is the one that warns.
+_BELOW_ERROR = re.compile(r"^(?:\[rank\d+\]:)?\[?[IWD]\d{4} \d\d:\d\d")
+_OF_TORCHRUN = re.compile(r"^\[?[EIW]\d{4} \d\d:\d\d.*torch/distributed/(?:run|launch|elastic/)")
+_WARNING = re.compile(r"^\S.*:\d+: (?:[A-Za-z_.]*Warning): ")
+# torchrun (torch 2.11-2.13, `torch/distributed/run.py`), between two lines of asterisks.
+_THREADS = "Setting OMP_NUM_THREADS environment variable for each process"
 
 
 class LauncherLog:
@@ -74,39 +78,39 @@ class LauncherLog:
                 self.has_failed_restart = True
         return culprits
 
-    def why_it_failed(self) -> str:
-        """The exception that ended it, with the place in the script; else the last lines that it printed."""
-        try:
-            with self._path.open("rb") as log:
-                log.seek(max(0, self._path.stat().st_size - _TAIL_BYTES))
-                lines = log.read().decode(errors="replace").splitlines()
-        except OSError:
-            return ""
-        lines = [_RANK_PREFIX.sub("", line) for line in lines]
-        if exception := _exception(lines):
-            return f": {exception}; see logs/{self._path.name}"
+    def printed(self) -> list[PrintedException]:
+        """The exceptions at its end, without those by which launchers tell that a rank has failed."""
+        found = exceptions_in(self._tail())
+        return [one for one in found if one.exception.rpartition(".")[2] not in _OF_LAUNCHERS]
+
+    def last_lines(self) -> str:
+        """The worker that a signal ended, or the last lines: the end of the sentence that it failed; or nothing."""
+        tail = self._tail()
+        blamed = [match for line in tail if (match := _FAILED.search(line)) is not None and int(match[1]) < 0]
+        if blamed:
+            return f"; its launcher names local rank {blamed[-1][2]}: {exit_text(int(blamed[-1][1]))}"
+        lines = list(_without_banners(_PREFIX.sub("", line) for line in tail))
         # What comes after it is the launcher's own end.
-        lines = list(takewhile(lambda line: not line.startswith(_TRACEBACK), lines)) or lines
+        lines = list(takewhile(lambda line: not _HEADER.match(line), lines)) or lines
         # Launchers draw rulers.
         words = [line.strip() for line in lines if any(char.isalnum() for char in line)]
         last = [line for line in words if not _BOILERPLATE.match(line)][-_TAIL_LINES:]
         return f"; the last lines of logs/{self._path.name}: {' | '.join(last)}" if last else ""
 
+    def _tail(self) -> list[str]:
+        try:
+            with self._path.open("rb") as log:
+                log.seek(max(0, self._path.stat().st_size - _TAIL_BYTES))
+                return log.read().decode(errors="replace").splitlines()
+        except OSError:
+            return []
 
-def _exception(lines: Sequence[str]) -> str | None:
-    """The last exception of the ranks' that is not for a peer that had gone; else the last of these."""
-    found: list[tuple[str, bool]] = []
-    place, is_inside = "", False
+
+def _without_banners(lines: Iterable[str]) -> Iterator[str]:
+    is_of_warning = False
     for line in lines:
-        if line.startswith(_TRACEBACK):
-            place, is_inside = "", True
-        elif is_inside and (frame := _FRAME.match(line)) is not None:
-            is_of_library = any(part in frame[1] for part in _LIBRARIES)
-            place = place if is_of_library else f" ({Path(frame[1]).name}, line {frame[2]})"
-        elif is_inside and (match := _EXCEPTION.match(line)) is not None:
-            is_inside = False
-            if match[1].rpartition(".")[2] not in _OF_LAUNCHERS:
-                is_consequence = any(word in line for word in _OF_PEERS)
-                found.append((f"{line.strip()[:_MAX_EXCEPTION]}{place}", is_consequence))
-    causes = [text for text, is_consequence in found if not is_consequence]
-    return causes[-1] if causes else found[-1][0] if found else None
+        is_quoted = is_of_warning and line.startswith("  ")
+        is_of_warning = bool(_WARNING.match(line))
+        is_banner = _BELOW_ERROR.match(line) or _OF_TORCHRUN.match(line) or _THREADS in line
+        if not (is_quoted or is_of_warning or is_banner):
+            yield line

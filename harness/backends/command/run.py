@@ -16,8 +16,10 @@ from typing import Any
 from chaos.experiment.command_job import CommandConfig
 from chaos.faults.base import LinkHost, OwnedProcess
 from chaos.host.run_processes import RUN_VARIABLE
+from harness.analysis.command.failure_cause import EXITED, FailureCause
 from harness.analysis.words import count, exit_text
 from harness.backends.command.endings import COMPILED, NO_AGENT, NO_STEP, NOT_IN_LOG, NOTHING_TO_DO, deciding_end
+from harness.backends.command.failing import PIPE, FailureFacts, failure_reason, is_pipe
 from harness.backends.command.launcher_log import OLD_ADDRESSES, STORE_SETTING, LauncherLog
 from harness.backends.command.log_steps import LogSteps
 from harness.backends.command.processes_by_env import environment_of, listener_on, processes_of_run
@@ -84,6 +86,7 @@ class CommandRun(EndingJob, ABC):
         self._codes: dict[int, int] = {}
         self._are_over = asyncio.Event()
         self._is_stopping = False
+        self._facts = FailureFacts()
         # What is said of a process that the kernel ended for want of memory.
         self._out_of_memory = ""
 
@@ -218,6 +221,7 @@ class CommandRun(EndingJob, ABC):
 
     def note(self, event: Event) -> None:
         """Count the steps, and the ranks that came to their end or back."""
+        self._facts.note(event)
         if event.kind == "step_committed":
             self._num_steps += 1
             if (back := self._coming_back.pop(event.pid, None)) is not None:
@@ -287,33 +291,42 @@ class CommandRun(EndingJob, ABC):
         where = f" on node {node}" if len(self._logs) > 1 else ""
         how = "was" if code < 0 else "ended with"
         log = self._launcher_logs[node]
-        why = f", and {self.violation_about_start()}" if code == 0 else self._why_it_failed(node) if code > 0 else ""
-        if code > 0 and log.has_failed_restart and self._start_setting(STORE_SETTING) != "1":
-            why = f"{OLD_ADDRESSES}{why}"
         memory = self._out_of_memory if code else ""
-        self._fail(f"the command{where} {how} {exit_text(code)}{memory}{why}")
+        ended = f"the command{where} {how} {exit_text(code)}{memory}"
+        if code > 0 and log.has_failed_restart and self._start_setting(STORE_SETTING) != "1":
+            ended = f"{ended}{OLD_ADDRESSES}"
+        if code <= 0:
+            # What ended it is told; or it has ended well, and no rank was seen.
+            self._fail(f"{ended}, and {self.violation_about_start()}" if code == 0 else ended, exit=code)
+            return
+        cause = self._facts.cause(log.printed())
+        reason = failure_reason(ended, cause, self._logs[node].name, log.last_lines())
+        self._fail(f"{reason}{self._hint(node)}", exit=code, cause=None if cause is None else cause.to_dict())
 
     def _has_lost_all(self) -> bool:
         """Whether no rank came to its end, though the command says that all is well; the job failed then."""
         lost = {rank: code for rank, code in self._lost.items() if rank not in self._finished}
         if not lost or lost.keys() < self._ranks.keys():
             return False
-        rank, code = next(iter(lost.items()))
-        how = f"was {exit_text(code)}" if code < 0 else f"ended with {exit_text(code)}"
-        hint = "in a pipe, the shell tells the last program's exit code only, unless `set -o pipefail` is there"
-        said = "the command ended with exit code 0, but none of its ranks completed"
-        reason = f"{said}: rank {rank} {how} ({hint})"
-        self._emitter.emit("job_failed", reason=reason)
+        node = min(self._logs)
+        log, ended = self._launcher_logs[node], "the command ended with exit code 0, but none of its ranks completed"
+        cause = self._facts.cause(log.printed())
+        if cause is None:
+            rank, code = next(iter(lost.items()))
+            cause = FailureCause(EXITED, rank, exit=code)
+        reason = failure_reason(ended, cause, self._logs[node].name, "")
+        hint = f". {PIPE}" if is_pipe(self._job.command) else ""
+        self._emitter.emit("job_failed", reason=f"{reason}{hint}", exit=0, cause=cause.to_dict())
         return True
 
-    def _why_it_failed(self, node: int) -> str:
-        """What its log says of it, as the end of the sentence that it failed."""
-        return self._launcher_logs[node].why_it_failed()
+    def _hint(self, node: int) -> str:
+        """What may have been in its way there, as a sentence after the reason."""
+        return ""
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str, **known: Any) -> None:
         """The job has failed, and nothing else is said of how it ended."""
         if not self._outcome.done():
-            self._emitter.emit("job_failed", reason=reason)
+            self._emitter.emit("job_failed", reason=reason, **known)
             self._finish("failed")
 
     async def _tell_exit(self, owned: OwnedProcess) -> None:

@@ -122,10 +122,9 @@ class ContainerCommand(CommandRun):
             )
         return super().on_agent(hello, process)
 
-    def _why_it_failed(self, node: int) -> str:
-        """With what may have been in its way there."""
+    def _hint(self, node: int) -> str:
         may_be = hint(self._logs[node], folder_of(self._job))
-        return super()._why_it_failed(node) + (f". {may_be[0].upper()}{may_be[1:]}" if may_be else "")
+        return f". {may_be[0].upper()}{may_be[1:]}" if may_be else ""
 
     def _own_processes(self) -> list[ProcessId]:
         """Without what the containers began with, which carries the mark too."""

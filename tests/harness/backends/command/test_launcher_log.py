@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from harness.backends.command.failing import FailureFacts, failure_reason, is_pipe
 from harness.backends.command.launcher_log import LauncherLog
 
 SCRIPT = """
@@ -84,7 +85,6 @@ OF_RANK_0 = OF_RANK_1.replace("rank1", "rank0").replace(
     "ValueError: the vocabulary has 32000 words, not 32064",
     "RuntimeError: [gloo/transport/tcp/pair.cc:537] Connection closed by peer [127.0.0.1]:5321",
 )
-CAUSE = "ValueError: the vocabulary has 32000 words, not 32064 (train.py, line 35)"
 OF_TORCHRUN = """\
 Traceback (most recent call last):
   File "/venv/bin/torchrun", line 8, in <module>
@@ -102,30 +102,118 @@ Root Cause (first observed failure):
 """
 
 
+THREADS = (
+    "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid your system being "
+    "overloaded, please further tune the variable for optimal performance in your application as needed."
+)
+STARS = "*****************************************"
+WARNING = "W1126 01:19:58.123000 1234 torch/distributed/run.py:852]"
+BANNERS = f"""\
+{WARNING}
+{WARNING} {STARS}
+{WARNING} {THREADS}
+{WARNING} {STARS}
+/venv/lib/python3.11/site-packages/torch/cuda/__init__.py:61: FutureWarning: The pynvml package is deprecated.
+  import pynvml
+/venv/lib/python3.11/site-packages/timm/layers.py:48: DeprecationWarning: Importing from timm.models is deprecated
+  warnings.warn("Importing from timm.models is deprecated", DeprecationWarning)
+[W1126 01:20:01.000000000 ProcessGroupNCCL.cpp:1496] Warning: WARNING: destroy_process_group() was not called
+"""
+OLD_BANNER = f"{STARS}\n{THREADS}\n{STARS}\n"
+AN_ERROR = "E1126 01:21:00.000000 1234 torch/distributed/elastic/multiprocessing/api.py:1002]"
+SIGNALLED = f"{AN_ERROR} failed (exitcode: -11) local_rank: 0 (pid: 88) of binary: /venv/bin/python\n"
+OF_WORKER = """\
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "/home/me/train.py", line 35, in <module>
+[rank0]:     batch = next(batches)
+[rank0]: OSError: Caught OSError in DataLoader worker process 0.
+[rank0]: Original Traceback (most recent call last):
+[rank0]:   File "/home/me/data.py", line 12, in __getitem__
+[rank0]:     shard.write(row)
+[rank0]: OSError: [Errno 28] No space left on device
+"""
+UNPREFIXED = OF_RANK_1.replace("[rank1]: ", "")
+FROM = """\
+Traceback (most recent call last):
+  File "/home/me/train.py", line 12, in load
+    return table[name]
+KeyError: 'optimizer'
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/home/me/train.py", line 14, in load
+    raise RuntimeError("no checkpoint") from error
+RuntimeError: no checkpoint
+"""
+HANDLING = FROM.replace(
+    "The above exception was the direct cause of the following exception:",
+    "During handling of the above exception, another exception occurred:",
+)
+HANDLING = HANDLING.replace(
+    "During handling of the above exception:", "During handling of the above exception, another exception occurred:"
+)
+SYNTAX = '  File "/home/me/train.py", line 3\n    x = = 2\n        ^\nSyntaxError: invalid syntax\n'
+IN_RANK_1 = "rank 1 raised ValueError: the vocabulary has 32000 words, not 32064 (train.py:35); the command ended with"
+
+
+def reason_of(tmp_path, text, code=1):
+    log = tmp_path / "job.log"
+    log.write_text(text)
+    found = LauncherLog(log)
+    ended = f"the command ended with exit code {code}"
+    return failure_reason(ended, FailureFacts().cause(found.printed()), log.name, found.last_lines())
+
+
 @pytest.mark.unit
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        (OF_RANK_1 + OF_RANK_0 + OF_TORCHRUN, IN_RANK_1),
+        (OF_RANK_0 + OF_RANK_1 + OF_TORCHRUN, IN_RANK_1),
+        (BANNERS + OF_RANK_0 + OF_RANK_1 + OF_TORCHRUN, IN_RANK_1),
+        (OF_RANK_0 + OF_TORCHRUN, "rank 0 raised RuntimeError: [gloo/transport/tcp/pair.cc:537] Connection closed by"),
+        # Without a prefix nobody says whose it is.
         (
-            OF_RANK_1 + OF_RANK_0 + OF_TORCHRUN,
-            "ValueError: the vocabulary has 32000 words, not 32064 (train.py, line 35)",
+            UNPREFIXED,
+            "exit code 1: ValueError: the vocabulary has 32000 words, not 32064 (train.py:35); see logs/job.log",
         ),
         (
-            OF_RANK_0 + OF_RANK_1 + OF_TORCHRUN,
-            "ValueError: the vocabulary has 32000 words, not 32064 (train.py, line 35)",
+            OF_WORKER + OF_TORCHRUN,
+            "rank 0 raised OSError: Caught OSError in DataLoader worker process 0 (train.py:35), caused by "
+            "OSError: [Errno 28] No space left on device (data.py:12); the command ended with exit code 1",
         ),
-        (OF_RANK_0 + OF_TORCHRUN, "RuntimeError: [gloo/transport/tcp/pair.cc:537] Connection closed by peer"),
+        (FROM, "RuntimeError: no checkpoint (train.py:14), caused by KeyError: 'optimizer' (train.py:12)"),
+        (HANDLING, "RuntimeError: no checkpoint (train.py:14), while it handled KeyError: 'optimizer' (train.py:12)"),
+        (SYNTAX + OF_TORCHRUN, "SyntaxError: invalid syntax (train.py:3)"),
+        # An older attempt's stands before the last one's.
+        (UNPREFIXED + FROM, "exit code 1: RuntimeError: no checkpoint"),
         (
             "python: can't open file 'trian.py'\n" + OF_TORCHRUN,
             "the last lines of logs/job.log: python: can't open file",
         ),
         ("the corpus\n=====\nis not there\n", "the last lines of logs/job.log: the corpus | is not there"),
-        ("", ""),
+        (BANNERS + "the corpus is not there\n" + OF_TORCHRUN, "of logs/job.log: the corpus is not there"),
+        (
+            BANNERS + "step 3\n" + SIGNALLED + OF_TORCHRUN,
+            "exit code 1; its launcher names local rank 0: killed by SIGSEGV",
+        ),
+        ("the command ended", "the last lines of logs/job.log: the command ended"),
     ],
 )
 def test_a_failure_is_told_by_the_exception_of_the_rank_that_had_a_reason(tmp_path, text, words):
-    log = tmp_path / "job.log"
-    log.write_text("step 1\n" * bool(text and "corpus" not in text and "trian" not in text) + text)
-    assert words in LauncherLog(log).why_it_failed()
-    assert "ChildFailedError" not in LauncherLog(log).why_it_failed()
-    assert "^^^" not in LauncherLog(log).why_it_failed()
+    reason = reason_of(tmp_path, text)
+    assert words in reason and "\n" not in reason
+    assert "ChildFailedError" not in reason and "^^^" not in reason and "OMP_NUM" not in reason
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("text", ["", BANNERS, OLD_BANNER, BANNERS + OLD_BANNER + OF_TORCHRUN])
+def test_a_banner_is_no_reason(tmp_path, text):
+    assert reason_of(tmp_path, text) == "the command ended with exit code 1"
+
+
+@pytest.mark.unit
+def test_a_pipe_is_told_by_its_bar():
+    assert is_pipe(["bash", "-c", "python train.py | tee log"])
+    assert not is_pipe(["bash", "-c", "python train.py || true"]) and not is_pipe(["torchrun", "train.py"])
