@@ -203,7 +203,7 @@ class PhaseTracker:
         if self._agent is None or self._thread != threading.get_ident():
             return False
         if self._saves.begin(self.step - 1):
-            self._agent.announce(self.step - 1, "checkpoint")
+            self._announce(self._agent, self.step - 1, "checkpoint")
         return True
 
     def on_saved(self, began_seconds: float, result: object, path: str | None) -> None:
@@ -227,8 +227,21 @@ class PhaseTracker:
         if self._report is not None:
             self._report.flush()
 
+    def _announce(self, agent: Agent, step: int, phase: str) -> None:
+        try:
+            agent.announce(step, phase)
+        except Exception as error:
+            # Raised on behalf of a fault. The rank may be ended before it comes to its own end of it.
+            self._guard(self._tell_injected, error)
+            raise
+
+    def _tell_injected(self, error: Exception) -> None:
+        from chaos.external.uncaught import injected_fields
+
+        self.tell_exception(injected_fields(error))
+
     def tell_exception(self, fields: Mapping[str, Any]) -> bool:
-        """Tell of an exception that nobody caught; returns whether that was possible.
+        """Tell of an exception that nobody caught, or that chaos raised; returns whether that was possible.
 
         Between two steps it is of the one that is over: saving belongs to that.
         """
@@ -266,7 +279,7 @@ class PhaseTracker:
         while self._agent is not None and self._num_announced <= phase:
             name = PHASES[self._num_announced]
             self._num_announced += 1
-            self._agent.announce(self.step, name)
+            self._announce(self._agent, self.step, name)
             if self._agent.num_begun != self._num_effects:
                 self._num_effects, self._affected_step = self._agent.num_begun, self.step
                 self._guard(self._stall_reason.begin, self._called_module())

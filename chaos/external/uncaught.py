@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from chaos.external.exception_kind import kind_of
@@ -22,6 +22,8 @@ _MAX_CAUSES = 8
 _MAX_CAUSE_MESSAGE = 500
 _INJECTED_IN = "/chaos/in_process/"
 _START = "chaos.external.start"
+# What a process sets that greets at its start; what it starts inherits it.
+_STARTED = "CHAOS_STARTED_PID"
 
 
 def tell(error: BaseException) -> None:
@@ -30,7 +32,7 @@ def tell(error: BaseException) -> None:
     Raises:
         OSError, mecefo_runtime.system.wire.WireError: there is no listener, or it refuses this process.
     """
-    if isinstance(error, SystemExit | KeyboardInterrupt) or not may_be_rank(os.environ):
+    if isinstance(error, SystemExit | KeyboardInterrupt) or not may_be_rank(os.environ) or _is_started_by_rank():
         return
     tracker = _tracker()
     if tracker is None and not os.environ.get("RANK"):
@@ -41,6 +43,12 @@ def tell(error: BaseException) -> None:
         job = os.environ.get(JOB_VARIABLE) or MAIN_JOB
         report = Report(os.environ["CHAOS_AGENT"], os.environ["CHAOS_TOKEN"], identify(os.environ), job)
         report.emit("rank_raised", **fields)
+
+
+def _is_started_by_rank() -> bool:
+    """Whether another process has greeted, whose RANK this one has inherited."""
+    greeted, _, _ = os.environ.get(_STARTED, "").partition(" ")
+    return greeted not in ("", str(os.getpid()))
 
 
 def fields_of(error: BaseException) -> dict[str, Any]:
@@ -59,6 +67,15 @@ def fields_of(error: BaseException) -> dict[str, Any]:
         "is_injected": is_injected,
         "causes": causes,
     }
+
+
+def injected_fields(error: BaseException) -> dict[str, Any]:
+    """The fields of `rank_raised` while chaos raises `error`: the script's place is where it was called from."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and not is_of_script(frame.f_code.co_filename):
+        frame = frame.f_back
+    place = (None, None) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+    return {**fields_of(error), "file": place[0], "line": place[1], "is_injected": True}
 
 
 def _causes_of(error: BaseException) -> Iterator[dict[str, Any]]:

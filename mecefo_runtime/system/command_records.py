@@ -68,9 +68,10 @@ class LossNotFinite(Record):
 class RankRaised(Record):
     """Nobody caught an exception in a rank: it ends of it, in the step that was under way.
 
+    Also when chaos has raised one (`is_injected`), whether or not the script catches that.
     `failure` is `own`, `collective_timeout` or `peer_lost` (`chaos.external.exception_kind`); the latter two tell of
     somebody else's failure. `file` and `line` are the place in the script, `causes` (`exception`, `message`, `file`,
-    `line`, and `link`: `cause`, `context`, `remote`) what led to it, the root last. `is_injected`: chaos raised it.
+    `line`, and `link`: `cause`, `context`, `remote`) what led to it, the root last.
     `last_step` is the last one that the rank has committed, None where its steps are not followed.
     """
 

@@ -115,7 +115,9 @@ class _Told:
     def raised(self) -> Iterator[_Found]:
         """The exceptions that ranks told of."""
         for record in self._records:
-            if isinstance(record, RankRaised) and self._is_fatal(record.pid, record.monotonic_seconds):
+            is_fatal = isinstance(record, RankRaised) and self._is_fatal(record.pid, record.monotonic_seconds)
+            # What chaos raised counts from then on, if the script did not catch it.
+            if is_fatal and isinstance(record, RankRaised) and not record.is_injected:
                 yield 1 if record.failure == OWN else 5, record.monotonic_seconds, _of_raised(record)
 
     def raised_by_faults(self) -> Iterator[_Found]:
