@@ -11,25 +11,33 @@ Of several such faults the one injected last has it. A rank that the job sends a
 is at work is the job's answer to that fault, be it right or wrong. Every other loss is unplanned.
 
 Of a command's job the launcher is lost if a signal ends it, and the rank that ends first if all are started again or
-the job fails of it. Who fails of a fault need not be whom it affected: any fault at work explains it, and so does one
-done in an instant at any time later, unless SIGKILL ended the rank.
+SIGKILL ended it and the job with it. Who fails of a fault need not be whom it affected. A fault explains every end from
+its injection (of one that goes on: from its end) to the first step that is committed after it and was not before: an
+attempt that dies while it does again what was lost, or before any step, dies of the fault that made it necessary. One
+done in an instant that takes nobody explains every end at any time later: it has changed numbers.
+
+SIGKILL comes from outside. It is the fault's if the process is one that the fault affected, or ran on a rank that it
+affected when it came (or at any time while it goes on); or if the attempt before or after died of SIGKILL after the
+same step, as one does that always needs too much memory. Else it is unplanned, whatever is at work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from signal import SIGKILL
 
 from harness.analysis.regroups import takes_coordinator
 from harness.analysis.steps import Steps, num_committed, showing_recovery
+from mecefo_runtime.system.command_records import StepsCounted
 from mecefo_runtime.system.job_records import (
     AttemptStarted,
     CoordinatorRestarted,
     Detected,
     JobFailed,
     ProcessExited,
+    ProcessStarted,
     RankFinished,
     RankStarted,
     Regrouped,
@@ -55,7 +63,8 @@ class Effect:
     `recovered` and `settled` are when the first step was committed that began after it, and after its end. `detected`
     is when the job first gave up a rank for it, `rejoined` when it had taken all of those back; `missing` are those
     that it has not. `gone` are the lost ranks that no later membership has, that of a restart included; `returned` is
-    when the last of them was in one.
+    when the last of them was in one. Of a command's job `progressed` is when the first step after it was committed that
+    had not been before, `pids` are the processes that it affected, and `attempt` is that in which it came.
     """
 
     incident: int
@@ -65,6 +74,9 @@ class Effect:
     goes_on: bool
     is_of_coordinator: bool
     recovered: float | None
+    progressed: float | None = None
+    pids: frozenset[int] = frozenset()
+    attempt: int = 0
     settled: float | None = None
     repair_started: float | None = None
     detected: float | None = None
@@ -95,6 +107,17 @@ class Effect:
             return at <= self._over or is_in_repair
         return at <= max(self._over, returned)
 
+    def has_consequences(self, at: float) -> bool:
+        """Whether a command's job had not got further yet, at that time, than it was when the fault came."""
+        return self.injected <= at and (self.progressed is None or at <= self.progressed)
+
+    def is_killer_of(self, ended: ProcessExited) -> bool:
+        """Whether it may have ended this process by SIGKILL."""
+        if ended.exited_pid in self.pids:
+            return True
+        was_there = self.goes_on or ended.rank_attempt is None or ended.rank_attempt <= self.attempt
+        return was_there and ended.exited_rank in self.ranks
+
     @property
     def _over(self) -> float:
         over = self.settled if self.goes_on or self.is_of_coordinator else self.recovered
@@ -107,7 +130,8 @@ class Loss:
 
     `incident` is what explains it, None where nothing does; `is_answer`: the job sent it away because of that one.
     `since` is when its process ended, which `exit_code` says how, or the last commit before, after which it must have
-    been lost; `step` is that of this commit. `back` is when it was a member again.
+    been lost; `step` is that of this commit. `back` is when it was a member again. `pid` and `attempt` are those of a
+    command's process.
     """
 
     lost: Culprit
@@ -116,6 +140,8 @@ class Loss:
     since: float
     step: int | None
     exit_code: int | None = None
+    pid: int | None = None
+    attempt: int | None = None
     incident: int | None = None
     is_answer: bool = False
     back: float | None = None
@@ -128,7 +154,8 @@ class UnplannedLoss:
     `with_supervisor`: the supervisor of a node of those ranks ended, and they with it. `step` is the last one that was
     committed before, `resumed` when the job was at work again, `recovered` when the first step was committed that
     began after it, `rejoined` when all of them were back. `mixed_with` are the incidents that were at work at the time,
-    or injected before the job was past it: what either of them took cannot be told.
+    or injected before the job was past it: what either of them took cannot be told. `pids` and `attempts` are those of
+    a command's processes.
     """
 
     lost: tuple[Culprit, ...]
@@ -142,6 +169,8 @@ class UnplannedLoss:
     rejoined: float | None
     mixed_with: tuple[int, ...]
     with_supervisor: bool = False
+    pids: tuple[int, ...] = ()
+    attempts: tuple[int, ...] = ()
 
     @property
     def role(self) -> str | None:
@@ -173,6 +202,14 @@ class Attribution:
         self._is_ending = False
         # The coordinator said goodbye: what still runs is ended by the tool.
         self._is_over = False
+        # Of a command: its first steps, whether their numbers go on in later attempts, its attempt, and the launchers
+        # that run.
+        self._first_steps, self._is_counted = steps.first, True
+        self._attempt = 0
+        self._launchers: set[int] = set()
+        self._launchers_are_gone = False
+        # The end before, of an attempt that SIGKILL ended.
+        self._killed: Loss | None = None
         for record in main:
             self._read(record)
 
@@ -223,9 +260,13 @@ class Attribution:
             mixed_with=tuple(
                 effect.incident
                 for effect in self.effects.values()
-                if effect.is_at_work(since) or since < effect.injected < until
+                if effect.is_at_work(since)
+                or since < effect.injected < until
+                or (self._is_command and effect.has_consequences(since))
             ),
             with_supervisor=bool(supervisors),
+            pids=tuple(loss.pid for loss in group if loss.pid is not None),
+            attempts=tuple(sorted({loss.attempt for loss in group if loss.attempt is not None})),
         )
 
     def _resumed(self, group: Sequence[Loss]) -> tuple[float | None, float | None]:
@@ -250,6 +291,8 @@ class Attribution:
             case Injected():
                 self._inject(record)
             case Aborted() | Halted() | Interrupted() | JobFailed():
+                if isinstance(record, JobFailed) and self._is_command:
+                    self._end_last_attempt()
                 # From then on the tool itself ends what still runs.
                 self._is_ending = True
             case Undone() | RepairStarted() | Unverified() if record.incident in self.effects:
@@ -258,18 +301,27 @@ class Attribution:
                 self._finished_pids.add(record.pid)
             case ProcessExited(role="rank", rank_attempt=int(attempt)) if self._is_command:
                 is_goodbye = record.exit == 0 or (record.exit is None and record.exited_pid in self._finished_pids)
-                if not is_goodbye:
+                # When its launchers are gone, the tool ends what they left behind.
+                is_left_behind = record.exit == -SIGKILL and self._launchers_are_gone
+                if not is_goodbye and not is_left_behind:
                     self._failed.setdefault(attempt, record)
             case AttemptStarted():
                 self._end_attempts(record.attempt_number, at)
-            case JobFailed() if self._is_command:
-                self._end_attempts(inf, None)
+                self._attempt = record.attempt_number
+            case StepsCounted() if record.count_kept_by == "nobody" and record.step == 1 and self._attempt > 1:
+                self._stop_counting()
+            case ProcessStarted(role="launcher", started_pid=int(pid)):
+                self._launchers.add(pid)
+                self._launchers_are_gone = False
             case RankStarted(rank=int(rank), node=int(node)):
                 self._node_of[rank] = node
             case ProcessExited(exited_rank=int(rank)):
                 self._exit(rank, record)
-            case ProcessExited(role="launcher", exit=int(code)) if code < 0:
-                self._lose(LAUNCHER, at, None, record)
+            case ProcessExited(role="launcher"):
+                self._launchers.discard(record.exited_pid or 0)
+                self._launchers_are_gone = not self._launchers
+                if record.exit is not None and record.exit < 0:
+                    self._lose(LAUNCHER, at, None, record)
             case ProcessExited(role="supervisor") if not (self._is_ending or self._is_over):
                 self._supervisors.append(record)
             case ProcessExited(role="coordinator") if not takes_coordinator(record):
@@ -302,7 +354,10 @@ class Attribution:
             goes_on=record.goes_on,
             is_of_coordinator=f"role={COORDINATOR}" in str(record.target),
             recovered=self._committed_after(record.monotonic_seconds),
+            pids=frozenset(_pids_of(record)),
+            attempt=self._attempt,
         )
+        effect.progressed = self._progressed(effect, record.monotonic_seconds)
         self.effects.setdefault(effect.incident, effect)
 
     def _tell(self, effect: Effect, record: Undone | RepairStarted | Unverified) -> None:
@@ -312,12 +367,30 @@ class Attribution:
                 effect.is_loss = effect.is_loss and bool(effect.missing)
             case Undone():
                 effect.settled = effect.settled or self._committed_after(record.monotonic_seconds)
+                if effect.goes_on:
+                    effect.progressed = self._progressed(effect, record.monotonic_seconds)
             case RepairStarted():
                 effect.repair_started = record.monotonic_seconds
 
     def _committed_after(self, at: float) -> float | None:
         step = next(showing_recovery(self._steps, at), None)
         return None if step is None else step.committed_seconds
+
+    def _progressed(self, effect: Effect, at: float) -> float | None:
+        """When the first new step was committed that began after that time.
+
+        Where nobody knows the numbers of the steps, the first one counts, new or not.
+        """
+        if not self._is_counted:
+            return effect.recovered
+        step = next(showing_recovery(self._first_steps, at), None)
+        return None if step is None else step.committed_seconds
+
+    def _stop_counting(self) -> None:
+        """From now on the numbers of steps are not those of the training: what is new is not known."""
+        self._is_counted = False
+        for effect in self.effects.values():
+            effect.progressed = effect.settled if effect.goes_on else effect.recovered
 
     def _exit(self, rank: int, record: ProcessExited) -> None:
         loss = next((loss for loss in reversed(self.losses) if loss.lost == rank), None)
@@ -333,7 +406,9 @@ class Attribution:
         loss = Loss(lost, at, how, committed, step)
         if ended is not None and (last < 0 or ended.monotonic_seconds > committed):
             loss.since, loss.exit_code = ended.monotonic_seconds, ended.exit
-        self._explain(loss)
+        if self._is_command and ended is not None:
+            loss.pid, loss.attempt = ended.exited_pid, ended.rank_attempt
+        self._explain(loss, ended)
         if loss.incident is not None or not self._is_ending:
             self.losses.append(loss)
 
@@ -346,17 +421,34 @@ class Attribution:
             self._lose(ended.exited_rank, ended.monotonic_seconds, None, ended)
             self.losses[-1].back = back
 
-    def _explain_end(self, loss: Loss) -> None:
+    def _end_last_attempt(self) -> None:
+        """The job fails, and nobody starts it again: of whoever was killed from outside, not of a fault, it is told."""
+        killed = [number for number, ended in self._failed.items() if ended.exit == -SIGKILL]
+        if killed and (ended := self._failed.pop(max(killed))).exited_rank is not None:
+            self._lose(ended.exited_rank, ended.monotonic_seconds, None, ended)
+
+    def _explain_end(self, loss: Loss, ended: ProcessExited | None) -> None:
+        """Of a command's rank or launcher that ended."""
+        is_killed = loss.exit_code == -SIGKILL and isinstance(loss.lost, int) and ended is not None
+        before = self._killed if is_killed and _is_same_death(self._killed, loss) else None
+        self._killed = loss if is_killed else None
         for effect in sorted(self.effects.values(), key=lambda effect: effect.injected):
             is_instant = not effect.is_loss and not effect.goes_on and effect.injected <= loss.at
             # Wrong numbers make a process fail, soon or late. SIGKILL comes from outside of it.
             is_instant = is_instant and loss.exit_code != -SIGKILL
-            if is_instant or effect.is_at_work(loss.at):
-                loss.incident = effect.incident
+            has_consequences = isinstance(loss.lost, int) and effect.has_consequences(loss.at)
+            if not (is_instant or effect.is_at_work(loss.at) or has_consequences):
+                continue
+            is_again = before is not None and effect.has_consequences(before.at)
+            if is_killed and ended is not None and not effect.is_killer_of(ended) and not is_again:
+                continue
+            loss.incident = effect.incident
+            if before is not None and before.incident is None and is_again:
+                before.incident = effect.incident
 
-    def _explain(self, loss: Loss) -> None:
+    def _explain(self, loss: Loss, ended: ProcessExited | None) -> None:
         if self._is_command:
-            self._explain_end(loss)
+            self._explain_end(loss, ended)
             return
         latest_first = sorted(self.effects.values(), key=lambda effect: effect.injected, reverse=True)
         own = next((effect for effect in latest_first if effect.explains(loss.lost, loss.at, loss.how)), None)
@@ -389,3 +481,17 @@ class Attribution:
                 effect.missing -= ranks
                 if not effect.missing and effect.rejoined is None:
                     effect.rejoined = at
+
+
+def _is_same_death(before: Loss | None, loss: Loss) -> bool:
+    """Whether two attempts, one right after the other, were killed after the same step."""
+    if before is None or before.attempt is None or loss.attempt is None:
+        return False
+    return before.attempt + 1 == loss.attempt and before.step == loss.step
+
+
+def _pids_of(record: Injected) -> Iterable[int]:
+    for process in record.processes:
+        pid = process.get("pid") if isinstance(process, Mapping) else process
+        if isinstance(pid, int):
+            yield pid

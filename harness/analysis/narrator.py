@@ -70,6 +70,8 @@ class Narrator:
         self._num_nodes = 0
         # Processes of ranks that reported their end.
         self._finished_pids: set[int] = set()
+        # Jobs that are commands, whose ranks have several attempts.
+        self._commands: set[str] = set()
 
     def tell(self, event: Event) -> str | None:
         """What happened, in one sentence without its time and step; None when it is no key event."""
@@ -102,6 +104,7 @@ class Narrator:
         self._steps[event.job] = int(fields.get("steps") or 0)
         ranks = count(fields.get("num_ranks") or 0, "rank")
         if fields.get("command"):
+            self._commands.add(event.job)
             return f"job started: {fields['command']}"
         emulated = fields.get("emulation")
         steps = count(fields.get("steps") or 0, "step") + (f", emulated {emulated['device']}" if emulated else "")
@@ -280,6 +283,8 @@ class Narrator:
         who = "snapshot process" if fields.get("role") == "snapshots" else f"process of {fields.get('role')}"
         if fields.get("exited_rank") is not None:
             who = f"process of rank {fields['exited_rank']}"
+            if event.job in self._commands and fields.get("rank_attempt") is not None:
+                who += f" (pid {fields.get('exited_pid')}, attempt {fields['rank_attempt']})"
         elif fields.get("exited_node") is not None:
             who += f" of node {fields['exited_node']}"
         how = f": {exit_text(fields['exit'])}" if fields.get("exit") is not None else ""

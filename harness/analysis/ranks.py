@@ -13,6 +13,7 @@ from harness.analysis.command.attempts import COMMAND_RUNTIME
 from harness.analysis.regroups import takes_coordinator
 from mecefo_runtime.job.layout import Layout, Span
 from mecefo_runtime.system.job_records import (
+    AttemptStarted,
     CoordinatorRestarted,
     Detected,
     JobStarted,
@@ -69,6 +70,9 @@ class Ranks:
             case JobStarted():
                 self._is_command = record.runtime == COMMAND_RUNTIME
                 self.states = dict.fromkeys(range(min(record.num_ranks or 0, _MAX_RANKS)), STARTING)
+            case AttemptStarted() if self._is_command:
+                # Also of an attempt that comes to no step.
+                self.epoch = max(record.attempt_number, self.epoch or 0)
             case RankStarted() if record.rank is not None:
                 self._appear(record.rank, record.attempt)
             case LayoutTold():
@@ -105,8 +109,8 @@ class Ranks:
         """A rank says that it is there; one that was lost is not back before it is a member again."""
         state = self.states.get(rank, STARTING)
         if self._is_command:
-            # Its launcher starts all ranks again: whoever is there is up.
-            self.epoch = attempt
+            # Its launcher starts all ranks again: whoever is there is up. It may count fewer starts than there were.
+            self.epoch = max(attempt, self.epoch or 0)
         if self._is_command or state == STARTING:
             self._mark([rank], UP)
         elif state == GONE:

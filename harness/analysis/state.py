@@ -90,6 +90,7 @@ class RunState:
                         twin=self._steps[TWIN_JOB].steps,
                         first_step_told_seconds=main.first_told_seconds,
                         checkpoints=tuple(sorted((at, at + seconds) for at, seconds in since)),
+                        newest_saved_step=max(self._waits.keys() - self._unsaved.keys(), default=None),
                         num_checkpoints=len(self._waits.keys() | self._unsaved.keys()),
                         unsaved_checkpoints=dict(sorted(self._unsaved.items())),
                         began_seconds=self._began_seconds,

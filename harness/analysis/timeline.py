@@ -12,6 +12,8 @@ from typing import TypeVar
 
 from harness.analysis.attribution import Attribution, Loss, UnplannedLoss
 from harness.analysis.command.attempts import COMMAND_RUNTIME, Attempt, read_attempts, read_restarts
+from harness.analysis.command.fruitless import Fruitless, read_fruitless
+from harness.analysis.command.observation import Observation, read_observation
 from harness.analysis.command.replica_state import ReplicaComparison, compare_replicas
 from harness.analysis.incident import MeasuredIncident, read_incidents
 from harness.analysis.regroups import Stall, coordinator_downs, read_stalls
@@ -47,9 +49,9 @@ class Timeline:
     for which training waited until the slowest rank had copied its part of one; of `num_checkpoints` that were begun
     `unsaved_checkpoints` are those that were not saved as a whole: step -> (when, why). `rejected` is when an attempt
     at a step was found not fit to be committed. `completions` are when a layout was told under which a step begun
-    before is completed, and the share of the work on it that was lost. `attempts` and `restarts` are those of a
-    command's job; `runtime` says what the job ran on. `not_due` are incidents that chance had planned and that did not
-    fire, each with the reason.
+    before is completed, and the share of the work on it that was lost. `attempts`, `restarts`, `fruitless` and
+    `observation` are those of a command's job; `runtime` says what the job ran on. `not_due` are incidents that chance
+    had planned and that did not fire, each with the reason.
     `losses` are those that the job told of, `unplanned` the ones that no fault explains (see `attribution`).
     `twin_losses` are those of the baseline, in which no fault explains any, and `twin_failed` is why it failed.
     """
@@ -78,6 +80,8 @@ class Timeline:
     runtime: str = "mecefo"
     attempts: tuple[Attempt, ...] = ()
     restarts: tuple[tuple[float, float], ...] = ()
+    fruitless: Fruitless | None = None
+    observation: Observation | None = None
     not_due: tuple[tuple[int, str], ...] = ()
     losses: tuple[Loss, ...] = ()
     unplanned: tuple[UnplannedLoss, ...] = ()
@@ -89,6 +93,8 @@ class Timeline:
     spoilt_passes_left_out: int = 0
     # From `job_started` to `job_ended`.
     is_running: bool = False
+    # The newest step of which a checkpoint was seen being saved, and saved as a whole.
+    newest_saved_step: int | None = None
     # What the ranks of an external job told of their state, and (rank, step) of losses that were not finite: those of
     # ranks that tell no steps.
     state_checksums: tuple[StateChecksums, ...] = ()
@@ -148,11 +154,22 @@ class Timeline:
     @cached_property
     def is_complete(self) -> bool:
         """Whether the job ended of itself with its last planned step committed."""
-        if self.steps_left_out or self.spoilt_passes_left_out:
+        if self.steps_left_out or self.spoilt_passes_left_out or self.steps_given_up is not None:
             return False
         # A command ends when it is through, whatever was expected of it.
         last = 1 if self.runtime == COMMAND_RUNTIME else self.steps_planned or 1
         return self.outcome == "completed" and self.last_step >= last
+
+    @cached_property
+    def steps_given_up(self) -> tuple[int, int] | None:
+        """The steps (from, to) of a command's job that were lost, and that its last attempt, which took none, left so.
+
+        They came after the newest checkpoint that was seen. An attempt that finds all of them saved has nothing to do.
+        """
+        saved, attempts = self.newest_saved_step, self.attempts
+        if saved is None or len(attempts) < 2 or attempts[-1].last_step is not None or self.outcome != "completed":
+            return None
+        return (saved + 1, self.last_step) if saved < self.last_step else None
 
     @cached_property
     def replicas(self) -> ReplicaComparison | None:
@@ -254,6 +271,7 @@ class Told:
     first_step_told_seconds: float | None
     checkpoints: tuple[tuple[float, float], ...]
     num_checkpoints: int
+    newest_saved_step: int | None
     unsaved_checkpoints: Mapping[int, tuple[float, str]]
     began_seconds: float | None
     ended_seconds: float | None
@@ -269,7 +287,8 @@ def read(told: Told) -> Timeline:
     started = job_started.monotonic_seconds if job_started else told.began_seconds or 0.0
     ended = max(started, job_ended.monotonic_seconds if job_ended else told.ended_seconds or started)
     is_command = job_started is not None and job_started.runtime == COMMAND_RUNTIME
-    attempts = read_attempts(main, steps.every) if is_command else ()
+    attempts = read_attempts(main, steps) if is_command else ()
+    is_running = job_started is not None and job_ended is None
     stalls = read_stalls(main, steps.first, ended, told.newest_seconds)
     attribution = Attribution(main, steps, is_command=is_command)
     finished = list(_of(RankFinished, main))
@@ -309,12 +328,15 @@ def read(told: Told) -> Timeline:
         runtime=COMMAND_RUNTIME if is_command else "mecefo",
         attempts=attempts,
         restarts=read_restarts(attempts, ended),
+        fruitless=read_fruitless(attempts, ended, is_running=is_running) if is_command else None,
+        observation=read_observation(main, attempts) if is_command else None,
         not_due=tuple((one.incident, str(one.reason)) for one in _of(NotDue, main)),
         losses=tuple(attribution.losses),
         unplanned=attribution.unplanned,
         twin_losses=twin_losses,
         twin_failed=twin_failed,
-        is_running=job_started is not None and job_ended is None,
+        is_running=is_running,
+        newest_saved_step=told.newest_saved_step,
         state_checksums=tuple(_of(StateChecksums, main)),
         not_finite=tuple((one.rank or 0, one.step or 0) for one in _of(LossNotFinite, main)),
     )

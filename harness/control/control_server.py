@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -61,6 +61,8 @@ class ControlServer:
         self.nodes: NodeListener | None = None
         # Hears of every agent first, and says which start of its rank that is, from 1.
         self.on_agent: Callable[[Message, ProcessId], int] | None = None
+        # Hears of a process that was started with RANK, before its script begins.
+        self.on_launch: Callable[[ProcessId], Awaitable[None]] | None = None
         self.address = ""
 
     async def open(self, folder: Path | None = None, *, may_be_relative: bool = True) -> None:
@@ -123,6 +125,8 @@ class ControlServer:
             match hello["role"]:
                 case "agent":
                     await self._serve_agent(reader, writer, hello, peer_pid)
+                case "launch":
+                    await self._answer_launch(writer, int(hello["pid"]) if peer_pid is None else peer_pid)
                 case "node" if self.nodes is not None and peer_pid is not None:
                     await self.nodes.serve(str(hello["name"]), peer_pid, reader, writer)
                 case "supervisor":
@@ -147,6 +151,13 @@ class ControlServer:
         while line := await reader.readline():
             event = Event.from_json(line)
             self._on_event(event if peer_pid is None else self._host_pids.of_event(event, peer_pid))
+
+    async def _answer_launch(self, writer: asyncio.StreamWriter, pid: int) -> None:
+        """The process waits for the answer, so that it is there to be looked at."""
+        if self.on_launch is not None:
+            with suppress(ProcessLookupError):
+                await self.on_launch(ProcessId.of(pid))
+        writer.write(b"\n")
 
     async def _serve_agent(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: Message, peer_pid: int | None

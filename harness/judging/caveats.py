@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 
 from chaos.faults import registry
@@ -29,6 +29,8 @@ MANY_OVERRUNS = 0.05
 
 _MAX_NOT_FIRED = 5
 """So many incidents that did not fire are told of one by one."""
+_MAX_NAMED_RANKS = 8
+"""So many ranks are named one by one."""
 _MAX_SHARED = 5
 """So many incidents whose badput may be that of others are told of one by one."""
 MUCH_HELD = 0.1
@@ -169,7 +171,34 @@ def _of_the_command(summary: Summary, timeline: Timeline | None) -> list[str]:
             f"{timeline.steps.first[0].step}: it continued from what the job had saved; --reset puts it back to its "
             "beginning before each start."
         )
-    return [*found, *_of_the_replicas(timeline)]
+    return [*found, *_of_the_unobserved(timeline), *_of_the_replicas(timeline)]
+
+
+def _of_the_unobserved(timeline: Timeline) -> list[str]:
+    """Ranks of the job of which nothing is known, or only that they were started."""
+    seen = timeline.observation
+    if seen is None or seen.num_observed == seen.num_ranks:
+        return []
+    parts = []
+    if seen.silent:
+        parts.append(
+            f"no agent ran in {_ranks_in_short(seen.silent)} (another machine or container, another Python, its "
+            "options -I, -E or -S, or a cleaned environment)"
+        )
+    if seen.without_step:
+        parts.append(f"no step of a training was seen in {_ranks_in_short(seen.without_step)}")
+    missing = seen.num_ranks - seen.num_observed
+    are = "is" if missing == 1 else "are"
+    return [
+        f"{missing} of {count(seen.num_ranks, 'rank')} {are} not observed: {', and '.join(parts)}. What happened there "
+        "is not known, and a gate that needs every rank is undecided."
+    ]
+
+
+def _ranks_in_short(ranks: Sequence[int]) -> str:
+    if len(ranks) <= _MAX_NAMED_RANKS:
+        return name_numbers("rank", ranks)
+    return f"{name_numbers('rank', ranks[:_MAX_NAMED_RANKS])} and {len(ranks) - _MAX_NAMED_RANKS} more"
 
 
 def _of_the_replicas(timeline: Timeline) -> list[str]:
@@ -327,7 +356,11 @@ def _lost_words(loss: UnplannedLossSummary | UnplannedLoss) -> str:
     elif loss.role:
         parts.append(f"the {loss.role}")
     after = f"after step {loss.step}" if loss.step else "before the first step was committed"
-    how = f" ({', '.join(exit_text(code) for code in loss.exit_codes)})" if loss.exit_codes else ""
+    said = [", ".join(exit_text(code) for code in loss.exit_codes)] if loss.exit_codes else []
+    if loss.pids:
+        of = f", {name_numbers('attempt', loss.attempts)}" if loss.attempts else ""
+        said.append(f"{name_numbers('pid', loss.pids)}{of}")
+    how = f" ({'; '.join(said)})" if said else ""
     were = "were" if len(loss.ranks) > 1 or len(parts) > 1 else "was"
     return f"{' and '.join(parts)} {were} lost {after}{how}"
 

@@ -124,8 +124,14 @@ class Gate:
         """Whether nothing that comes after `value`, which it has so far, can change its answer."""
         if not isinstance(self.metric, Metric) or self.metric.is_per_incident:
             return self.fails_for_good and not self.holds(value)
-        if not self.metric.only_grows:
-            return False
+        return self.metric.only_grows and self._is_beyond(value)
+
+    def is_decided_without_a_rank(self, value: float) -> bool:
+        """Whether nothing that an unobserved rank could add to `value` can change its answer."""
+        return isinstance(self.metric, Metric) and self.metric.is_count and self._is_beyond(value)
+
+    def _is_beyond(self, value: float) -> bool:
+        """Whether no larger value has another answer."""
         return value > self.threshold or (value == self.threshold and self.comparison in ("<", ">="))
 
     def holds(self, value: float) -> bool:
@@ -170,7 +176,17 @@ def evaluate(gate: Gate, summary: Summary, recorded: Recorded | None = None, *, 
     is_over = summary.job_outcome == "failed" and not passed
     if why_open is not None and not is_over and not gate.is_decided_by(value):
         return gate.result(None, None, open_because, builtin=builtin)
+    if (unobserved := _unobserved(gate.metric, summary)) and not gate.is_decided_without_a_rank(value):
+        return gate.result(None, None, unobserved, builtin=builtin)
     return gate.result(value, passed, None if passed else _measured(gate, value), builtin=builtin)
+
+
+def _unobserved(metric: Metric | Series, summary: Summary) -> str | None:
+    """That ranks were not observed, where the value of `metric` depends on all of them."""
+    num_ranks, num_observed = summary.num_ranks or 0, summary.num_observed_ranks or 0
+    if not isinstance(metric, Metric) or not metric.needs_every_rank or num_observed >= num_ranks:
+        return None
+    return f"{metric.name} needs every rank, and {num_ranks - num_observed} of {num_ranks} were not observed"
 
 
 def _values(gate: Gate, summary: Summary, recorded: Recorded | None) -> Sequence[float]:

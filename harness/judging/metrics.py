@@ -19,6 +19,7 @@ _WHY_NOT_COUNTED = (
     "the ranks were restarted, and the optimizer keeps no count of its steps, so it is not known whether the training "
     "resumed: chaos.agent.step(number=...) reports it"
 )
+_WHY_NO_ATTEMPTS = f"only a command has attempts, or {_WHY_NOT_COUNTED}"
 _WHY_NO_BASELINE = "there is no fault-free baseline to compare with, or it was disturbed: the caveats say which"
 
 
@@ -32,7 +33,8 @@ class Metric:
     `is_membership` marks phases that only faults on ranks have (the loss of the coordinator regroups nobody).
     `only_grows` marks what never becomes smaller while the job continues, `is_of_before` what is known for good once
     the first fault has affected, `is_beside_twin` what is taken over the steps that job and twin both committed,
-    `needs_twin` what has no value without one.
+    `needs_twin` what has no value without one, `needs_every_rank` what is not known of a command's job of which a rank
+    was not observed (a count is then at least its value).
 
     For comparisons: `better` is None where a change is neither better nor worse. `is_count`: it has no noise of its
     own, any difference is one. `noise_of_speed` says how the noise of the speed within a run carries over: as points,
@@ -54,6 +56,7 @@ class Metric:
     is_of_before: bool = False
     is_beside_twin: bool = False
     needs_twin: bool = False
+    needs_every_rank: bool = False
     better: Literal["lower", "higher"] | None = None
     is_count: bool = False
     noise_of_speed: Literal["points", "share"] | None = None
@@ -224,6 +227,7 @@ METRICS: Mapping[str, Metric] = {
             "diverged_units",
             "number",
             "layers with different state in different ranks at the end",
+            needs_every_rank=True,
             better="lower",
             is_count=True,
         ),
@@ -234,9 +238,27 @@ METRICS: Mapping[str, Metric] = {
             "unplanned_losses",
             "number",
             "losses of ranks, or of the coordinator, that no fault explains",
+            needs_every_rank=True,
             better="lower",
             is_count=True,
             exported="training_unplanned_losses",
+        ),
+        Metric(
+            "fruitless_attempts",
+            "number",
+            "attempts of a command that committed no new step",
+            why_missing=_WHY_NO_ATTEMPTS,
+            only_grows=True,
+            better="lower",
+            is_count=True,
+        ),
+        Metric(
+            "fruitless_seconds",
+            "seconds",
+            "time in those attempts",
+            why_missing=_WHY_NO_ATTEMPTS,
+            only_grows=True,
+            better="lower",
         ),
         Metric("layout_changes", "number", "regroups", only_grows=True, is_count=True),
         Metric("degraded_share_ratio", "ratio", "share of samples x layers computed approximately"),
@@ -253,18 +275,21 @@ METRICS: Mapping[str, Metric] = {
             "diagnosis_recall_ratio",
             "ratio",
             "share of the affected ranks and links that the job diagnosed",
+            needs_every_rank=True,
             better="higher",
         ),
         Metric(
             "diagnosis_precision_ratio",
             "ratio",
             "share of the diagnosed ranks and links that were affected",
+            needs_every_rank=True,
             better="higher",
         ),
         Metric(
             "false_accusations",
             "number",
             "false positives: ranks and links named by the job but not affected",
+            needs_every_rank=True,
             better="lower",
             is_count=True,
         ),
@@ -304,7 +329,7 @@ METRICS: Mapping[str, Metric] = {
         _phase("recovery_seconds", "fault to the first step begun and committed after it", is_membership=False),
         _phase("progress_seconds", "fault to the first new step committed after it", is_membership=False),
         _phase("detection_seconds", "fault to its detection by the job"),
-        _phase("diagnosis_seconds", "fault to its first correct diagnosis by the job"),
+        _phase("diagnosis_seconds", "fault to its first correct diagnosis by the job", needs_every_rank=True),
         _phase(
             "verify_seconds",
             "fault to the verification of its effect",

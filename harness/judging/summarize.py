@@ -208,6 +208,7 @@ def _measured(state: RunState, times: Timeline, problems: list[str]) -> dict[str
         "steps_lost": _attempt("steps lost", lambda: integrity.count_steps_lost(times), problems),
         "steps_repeated": len(times.steps.redone) if times.steps_are_counted else None,
         "attempts": len(times.attempts) if is_command else None,
+        **_of_the_attempts(times),
         "steps_from_scratch": _steps_from_scratch(times) if is_command else None,
         "samples_lost": _attempt("samples lost", lambda: integrity.count_samples_lost(times), problems),
         "throughput_unit": times.steps.unit,
@@ -244,6 +245,19 @@ def _measured(state: RunState, times: Timeline, problems: list[str]) -> dict[str
         "badput_seconds": dict(total.badput_seconds) if total else dict.fromkeys(accounting.BADPUT_CAUSES),
         "goodput_ratio": total and total.goodput_ratio,
     }
+
+
+def _of_the_attempts(times: Timeline) -> dict[str, Any]:
+    """Which attempts of a command's job brought it no further, and how many of its ranks were observed."""
+    known: dict[str, Any] = {}
+    if times.fruitless is not None and times.steps_are_counted:
+        known["fruitless_attempts"] = times.fruitless.attempts
+        known["fruitless_seconds"] = times.fruitless.seconds
+        known["fruitless_steps"] = times.fruitless.steps
+    if times.observation is not None:
+        known["num_ranks"] = times.observation.num_ranks
+        known["num_observed_ranks"] = times.observation.num_observed
+    return known
 
 
 def _of_the_twin(state: RunState, times: Timeline, total: accounting.Account | None) -> dict[str, Any]:
@@ -336,6 +350,8 @@ def _unplanned(loss: UnplannedLoss, times: Timeline) -> UnplannedLossSummary:
         recovery_seconds=None if loss.recovered is None else loss.recovered - loss.since,
         rejoined=loss.rejoined is not None,
         mixed_with=loss.mixed_with,
+        pids=loss.pids,
+        attempts=loss.attempts,
     )
 
 

@@ -171,6 +171,8 @@ class UnplannedLossSummary:
     recovery_seconds: float | None = None
     rejoined: bool = False
     mixed_with: tuple[int, ...] = ()
+    pids: tuple[int, ...] = ()
+    attempts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +204,11 @@ class Summary:
     steps_lost: int | None = None
     steps_repeated: int | None = None
     attempts: int | None = None
+    fruitless_attempts: int | None = None
+    fruitless_seconds: float | None = None
+    fruitless_steps: tuple[int | None, ...] = ()
+    num_ranks: int | None = None
+    num_observed_ranks: int | None = None
     steps_from_scratch: int | None = None
     samples_lost: int | None = None
     throughput_unit: str = "tokens"

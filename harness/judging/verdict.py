@@ -263,6 +263,13 @@ def _incident_reasons(
 
 
 def _left_out(timeline: Timeline) -> str:
+    if (given_up := timeline.steps_given_up) is not None:
+        first, last = given_up
+        which = f"step {first}" if first == last else f"steps {first} to {last}"
+        return (
+            f": attempt {timeline.attempts[-1].number} ended without a step, and {which}, after the newest checkpoint, "
+            "stayed lost"
+        )
     if timeline.steps_left_out:
         return f": its GradScaler skipped the next {count(timeline.steps_left_out, 'step')}"
     if timeline.spoilt_passes_left_out:

@@ -135,6 +135,8 @@ def _steps(summary: Summary) -> Iterator[str]:
     committed, planned = summary.steps_committed, summary.steps_planned
     whole = "; none lost" if lost == 0 and committed and committed >= (planned or 0) else ""
     yield f"The job {steps_text(summary)}{starts}{whole}{again}{missing}."
+    if fruitless := wording.fruitless_words(summary):
+        yield f"{fruitless}."
 
 
 def _faults(summary: Summary) -> Iterator[str]:

@@ -90,6 +90,8 @@ class _Report:
             f"{what} {steps_text(summary)}{attempts}{emulated}{strategy}{over}{seed}. "
             f"{lost_words(summary).capitalize()}: {_known(lost)}{again}{'' if summary.command else samples}."
         )
+        if fruitless := wording.fruitless_words(summary):
+            self._paragraph(f"{fruitless}.")
         for loss in summary.unplanned_losses:
             self._paragraph(f"{unplanned_words(loss)}.")
         of_incidents = [incident.state_restored for incident in summary.incidents]

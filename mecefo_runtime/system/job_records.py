@@ -34,7 +34,7 @@ class JobStarted(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptStarted(Record):
-    """The first rank of a command's job reported, after a start of all ranks."""
+    """A command's ranks were started, for the `attempt_number`-th time: the first of them was heard of."""
 
     KIND: ClassVar[str] = "attempt_started"
 
@@ -361,6 +361,7 @@ class ProcessStarted(Record):
     start_ticks: int | None = None
     started_rank: int | None = None
     rank_attempt: int | None = None
+    parent_pid: int | None = None
     started_node: int | None = None
     container: str | None = None
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 
-from harness.analysis.steps import CommittedStep
+from harness.analysis.steps import CommittedStep, Steps
 from mecefo_runtime.system.command_records import StepsCounted
-from mecefo_runtime.system.job_records import AttemptStarted, ProcessExited
+from mecefo_runtime.system.job_records import AttemptStarted, ProcessExited, ProcessStarted
 from mecefo_runtime.system.record import Record
 
 COMMAND_RUNTIME = "command"
@@ -22,6 +22,8 @@ class Attempt:
     `started_seconds` is when its first rank reported, `ended_seconds` when the first of its ranks ended; between
     `first_began_seconds` and `last_committed_seconds` lie its steps. `is_count_known` is whether the numbers of its
     steps are those of the whole training; None: it came to no step, or the log is of a version that did not say.
+    `last_step` is the one that it committed last, and `has_new_step` whether it committed any that no attempt before
+    had committed.
     """
 
     number: int
@@ -32,6 +34,8 @@ class Attempt:
     first_step: int | None
     is_count_known: bool | None = None
     world_size: int | None = None
+    last_step: int | None = None
+    has_new_step: bool = False
 
     @property
     def began_anew(self) -> bool:
@@ -39,11 +43,13 @@ class Attempt:
         return self.number > 1 and self.first_step == 1 and self.is_count_known is not False
 
 
-def read_attempts(main: Sequence[Record], steps: Sequence[CommittedStep]) -> tuple[Attempt, ...]:
-    """The attempts of a job in order; `main` holds its records by time, `steps` all its steps, those redone as well."""
+def read_attempts(main: Sequence[Record], steps: Steps) -> tuple[Attempt, ...]:
+    """The attempts of a job in order; `main` holds its records by time."""
     own: dict[int, list[CommittedStep]] = {}
-    for step in steps:
+    for step in steps.every:
         own.setdefault(step.epoch, []).append(step)
+    with_new = {step.epoch for step in steps.first}
+    exits = _first_exits(main)
     starts = [record for record in main if isinstance(record, AttemptStarted)]
     counted = [record for record in main if isinstance(record, StepsCounted)]
     found: list[Attempt] = []
@@ -56,10 +62,12 @@ def read_attempts(main: Sequence[Record], steps: Sequence[CommittedStep]) -> tup
                 number=record.attempt_number,
                 world_size=record.world_size,
                 started_seconds=record.monotonic_seconds,
-                ended_seconds=_first_exit(main, record.attempt_number),
+                ended_seconds=exits.get(record.attempt_number),
                 first_began_seconds=min((step.began_seconds for step in mine), default=None),
                 last_committed_seconds=max((step.committed_seconds for step in mine), default=None),
                 first_step=next((step.step for step in mine), None),
+                last_step=mine[-1].step if mine else None,
+                has_new_step=record.attempt_number in with_new,
                 is_count_known=said[0].count_kept_by != "nobody" if said else None,
             )
         )
@@ -86,12 +94,20 @@ def read_restarts(attempts: Sequence[Attempt], ended_seconds: float) -> tuple[tu
     return tuple(restarts)
 
 
-def _first_exit(main: Sequence[Record], attempt: int) -> float | None:
-    return next(
-        (
-            record.monotonic_seconds
-            for record in main
-            if isinstance(record, ProcessExited) and record.role == "rank" and record.rank_attempt == attempt
-        ),
-        None,
-    )
+def _first_exits(main: Sequence[Record]) -> dict[int, float]:
+    """When the first rank of each attempt ended.
+
+    Of several processes of one rank and attempt, such as a wrapper's and the script's, the one that came last counts.
+    """
+    newest = {
+        (record.started_rank, record.rank_attempt): record.started_pid
+        for record in main
+        if isinstance(record, ProcessStarted) and record.role == "rank"
+    }
+    found: dict[int, float] = {}
+    for record in main:
+        if not isinstance(record, ProcessExited) or record.role != "rank" or record.rank_attempt is None:
+            continue
+        if newest.get((record.exited_rank, record.rank_attempt), record.exited_pid) == record.exited_pid:
+            found.setdefault(record.rank_attempt, record.monotonic_seconds)
+    return found

@@ -129,7 +129,7 @@ class LocalCommand(CommandRun):
         Raises:
             EnvironmentFailure: it cannot be started.
         """
-        self._control.on_agent = self.on_agent
+        self._control.on_agent, self._control.on_launch = self.on_agent, self.on_launch
         if self._networks is None:
             self._child = await self._spawn(self._job.command)
         else:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from chaos.experiment.command_job import CommandConfig
+from chaos.external.identity import JOB_VARIABLE
 from chaos.faults.base import LinkHost, OwnedProcess
 from chaos.host.run_processes import RUN_VARIABLE
 from harness.analysis.command.failure_cause import EXITED, FailureCause
@@ -21,12 +23,13 @@ from harness.analysis.words import count, exit_text
 from harness.backends.command.endings import COMPILED, NO_AGENT, NO_STEP, NOT_IN_LOG, NOTHING_TO_DO, deciding_end
 from harness.backends.command.failing import PIPE, FailureFacts, failure_reason, is_pipe
 from harness.backends.command.launcher_log import OLD_ADDRESSES, STORE_SETTING, LauncherLog
+from harness.backends.command.launches import Launch, Launches, parent_of
 from harness.backends.command.log_steps import LogSteps
 from harness.backends.command.processes_by_env import environment_of, listener_on, processes_of_run
 from harness.backends.ending_job import EndingJob
-from harness.backends.exits import exit_of
+from harness.backends.exits import REAPED_SECONDS, exit_of
 from harness.control.control_server import ControlServer
-from mecefo_runtime.system.events import Emitter, Event
+from mecefo_runtime.system.events import MAIN_JOB, Emitter, Event
 from mecefo_runtime.system.process import ProcessId
 from mecefo_runtime.system.wire import Message
 
@@ -64,12 +67,14 @@ class CommandRun(EndingJob, ABC):
         self.links: LinkHost | None = None
         self._launchers: dict[int, OwnedProcess] = {}
         self._ranks: dict[int, OwnedProcess] = {}
-        self._rank_attempts: dict[int, int] = {}
+        # Whoever was started with RANK, long before it is one of the ranks: these are observed, and can be held.
+        self._launches = Launches()
         # Of jobs of replica groups that live and die each by itself (torchft), and pid -> rank of those that are back.
         self._replica_of: dict[int, int] = {}
         self._coming_back: dict[int, int] = {}
         self._attempt = 0
-        self._attempt_of_rank: dict[int, int] = {}
+        # Of each process: the rank and the attempt that it was told of with.
+        self._told: dict[ProcessId, tuple[int, int]] = {}
         self._num_steps = 0
         # A process made an optimizer and no step.
         self._has_idle = self._has_compiled = False
@@ -163,19 +168,44 @@ class CommandRun(EndingJob, ABC):
 
     # ---- what happens ----
 
+    async def on_launch(self, process: ProcessId) -> None:
+        """A process that was started with RANK greets, before its script begins: from now on its end is followed."""
+        environment = environment_of(process.pid)
+        is_ours = environment.get(RUN_VARIABLE) == self._run_id and environment.get(JOB_VARIABLE, MAIN_JOB) == self.name
+        # With --step-from the command itself stands for all of its ranks.
+        is_wanted = is_ours and self._job.step_from is None
+        launch = Launch.of(process, environment, time.monotonic()) if is_wanted else None
+        if launch is None:
+            return
+        earlier = self._launches.before(launch)
+        if earlier is not None and not earlier.process.is_running() and earlier.process.pid in self._exits:
+            # Whether this is a restart depends on how that one ended.
+            await asyncio.wait({self._exits[earlier.process.pid]}, timeout=REAPED_SECONDS)
+        self._launches.add(launch)
+        if launch.attempt is not None:
+            self._tell_launch(launch, launch.attempt)
+        self._follow_exit(OwnedProcess("rank", process, rank=launch.rank, node=launch.node))
+
+    def _tell_launch(self, launch: Launch, attempt: int) -> None:
+        """It is a rank of that attempt."""
+        self._lost.pop(launch.rank, None)
+        self._finished.discard(launch.rank)
+        self._begin_attempt(attempt, launch.world_size, launch.began_seconds)
+        owned = OwnedProcess("rank", launch.process, rank=launch.rank, node=launch.node)
+        self._tell_start(owned, launch.rank, attempt, launch.began_seconds)
+
     def on_agent(self, hello: Message, process: ProcessId) -> int:
         """A rank reports for the first time; returns which of its starts this is, from 1.
 
         What the launcher counts is believed as long as it counts at all: a shell loop around a script does not.
         """
         rank, node = int(hello["rank"]), int(hello["node"])
-        attempt = max(int(hello["attempt"]), self._rank_attempts.get(rank, 0) + 1)
+        attempt = self._launches.observe(process, rank, int(hello["attempt"]))
         if environment_of(process.pid).get(RUN_VARIABLE) != self._run_id:
             self._emitter.emit(
                 "warning", message=f"rank {rank} (pid {process.pid}) is not marked as a process of this run"
             )
             return attempt
-        self._rank_attempts[rank] = attempt
         self._lost.pop(rank, None)
         self._finished.discard(rank)
         world_size = int(hello.get("world_size") or 1)
@@ -185,7 +215,7 @@ class CommandRun(EndingJob, ABC):
         num_ranks = self._job.cluster().num_ranks
         # How many groups there are need not be known yet.
         is_other = world_size > num_ranks if replica is not None else world_size != num_ranks
-        if self._attempt == 0 and is_other:
+        if not self._ranks and is_other:
             self._emitter.emit(
                 "warning",
                 message=f"the job has {count(world_size, 'rank')}, and the plan expected {num_ranks}: "
@@ -199,17 +229,38 @@ class CommandRun(EndingJob, ABC):
             attempt_of_job = self._attempt + (self._attempt == 0 or attempt > 1)
         else:
             attempt_of_job = attempt
-        if attempt_of_job > self._attempt:
-            self._attempt = attempt_of_job
-            self._emitter.emit("attempt_started", attempt_number=attempt_of_job, world_size=world_size)
+        self._begin_attempt(attempt_of_job, world_size)
         owned = OwnedProcess("rank", process, rank=rank, node=node)
         self._ranks[rank] = owned
         self._rank_of_pid[self._where(process, hello)] = rank
-        self._emit_start(owned, started_rank=rank, rank_attempt=attempt_of_job)
-        if process.pid not in self._exits:
-            self._exits[process.pid] = asyncio.create_task(self._tell_exit(owned))
-        self._attempt_of_rank[rank] = attempt_of_job
+        self._tell_start(owned, rank, attempt_of_job)
+        self._follow_exit(owned)
         return attempt
+
+    def _begin_attempt(self, attempt: int, world_size: int, began_seconds: float | None = None) -> None:
+        """The job's ranks are started for that time, if they were not yet."""
+        if attempt > self._attempt:
+            self._attempt = attempt
+            self._emitter.emit(
+                "attempt_started", monotonic_seconds=began_seconds, attempt_number=attempt, world_size=world_size
+            )
+
+    def _tell_start(self, owned: OwnedProcess, rank: int, attempt: int, began_seconds: float | None = None) -> None:
+        """Tell once of a rank's process in an attempt: of one that replaces itself (`os.execv`) again."""
+        if self._told.get(owned.process) != (rank, attempt):
+            self._told[owned.process] = rank, attempt
+            parent = parent_of(owned.process.pid)
+            self._emit_start(
+                owned,
+                monotonic_seconds=began_seconds,
+                started_rank=rank,
+                rank_attempt=attempt,
+                parent_pid=None if parent is None else parent.pid,
+            )
+
+    def _follow_exit(self, owned: OwnedProcess) -> None:
+        if owned.process.pid not in self._exits:
+            self._exits[owned.process.pid] = asyncio.create_task(self._tell_exit(owned.process))
 
     def _others_train_on(self, rank: int) -> bool:
         """Whether ranks of other replica groups are there while those of this one's group are started again."""
@@ -243,7 +294,7 @@ class CommandRun(EndingJob, ABC):
             return NOT_IN_LOG
         if self._has_idle and not self._ranks:
             return COMPILED if self._has_compiled else NOTHING_TO_DO
-        return NO_STEP if self._ranks else NO_AGENT
+        return NO_STEP if self._ranks or self._launches else NO_AGENT
 
     def cannot_begin(self) -> bool:
         """Never: when its launchers are gone it has ended."""
@@ -329,24 +380,38 @@ class CommandRun(EndingJob, ABC):
             self._emitter.emit("job_failed", reason=reason, **known)
             self._finish("failed")
 
-    async def _tell_exit(self, owned: OwnedProcess) -> None:
+    async def _tell_exit(self, process: ProcessId) -> None:
         """Say so when a rank ends."""
-        attempt = self._attempt_of_rank.get(owned.rank or 0, self._attempt)
-        code = await exit_of(owned.process)
-        self._exits.pop(owned.process.pid, None)
-        if owned.rank is not None and self.rank_processes((owned.rank,))[0].process == owned.process:
-            # It may have replaced itself (`os.execv`) and reported again.
-            attempt = self._attempt_of_rank[owned.rank]
-            if code:
-                self._lost[owned.rank] = code
+        code = await exit_of(process)
+        self._exits.pop(process.pid, None)
+        launch = self._launches.of(process)
+        if launch is not None:
+            launch.has_ended, launch.exit_code = True, code
+            if launch.attempt is None and not launch.is_launcher:
+                # No agent spoke for it, and it started no rank: it was one itself, which took no step.
+                self._tell_launch(launch, self._launches.place(launch))
+        if process not in self._told or (launch is not None and self._launches.is_beside_another(launch)):
+            return
+        # It may have replaced itself (`os.execv`) and reported again.
+        rank, attempt = self._told[process]
+        if code and self._is_newest(process, rank):
+            self._lost[rank] = code
         self._emitter.emit(
             "process_exited",
             role="rank",
-            exited_pid=owned.process.pid,
+            exited_pid=process.pid,
             exit=code,
-            exited_rank=owned.rank,
+            exited_rank=rank,
             rank_attempt=attempt,
         )
+
+    def _is_newest(self, process: ProcessId, rank: int) -> bool:
+        """Whether no later process is known of the rank."""
+        observed, launch = self._ranks.get(rank), self._launches.newest(rank)
+        is_observed = observed is not None and observed.process == process
+        if launch is None or launch.attempt is None or launch.is_launcher:
+            return is_observed
+        return launch.process == process or (is_observed and launch.is_observed)
 
     def _tell_culprits(self) -> None:
         """Say whom the launcher blames; a process that has not reported as a rank is nobody whom a fault can affect."""
@@ -401,8 +466,13 @@ class CommandRun(EndingJob, ABC):
         while self._own_processes() and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(SEARCH_POLL_SECONDS)
 
-    def _emit_start(self, owned: OwnedProcess, **fields: Any) -> None:
+    def _emit_start(self, owned: OwnedProcess, *, monotonic_seconds: float | None = None, **fields: Any) -> None:
         process = owned.process
         self._emitter.emit(
-            "process_started", role=owned.role, started_pid=process.pid, start_ticks=process.start_ticks, **fields
+            "process_started",
+            monotonic_seconds=monotonic_seconds,
+            role=owned.role,
+            started_pid=process.pid,
+            start_ticks=process.start_ticks,
+            **fields,
         )

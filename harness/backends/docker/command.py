@@ -74,7 +74,7 @@ class ContainerCommand(CommandRun):
         Raises:
             EnvironmentFailure: a container is not there any more.
         """
-        self._control.on_agent = self.on_agent
+        self._control.on_agent, self._control.on_launch = self.on_agent, self.on_launch
         await asyncio.gather(*(self._start_on(node) for node in self._logs))
         self._follow()
 

@@ -1,0 +1,80 @@
+"""Which ranks of a command's job an agent speaks for, and which none does."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from harness.analysis.command.attempts import Attempt
+from mecefo_runtime.system.job_records import ProcessExited, ProcessStarted, RankStarted
+from mecefo_runtime.system.record import Record
+
+# A launcher may say anything.
+_MAX_RANKS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The ranks of the attempt in which most of them were not observed; only attempts that came to a step count.
+
+    `silent` are those of which nothing was heard: they run elsewhere, or without our agent. `without_step` did greet,
+    and no step of a training was seen in them.
+    """
+
+    num_ranks: int
+    silent: tuple[int, ...] = ()
+    without_step: tuple[int, ...] = ()
+
+    @property
+    def num_observed(self) -> int:
+        """How many ranks an agent speaks for."""
+        return self.num_ranks - len(self.silent) - len(self.without_step)
+
+
+@dataclass(slots=True)
+class _OfAttempt:
+    world_size: int = 0
+    observed: set[int] = field(default_factory=set)
+    # When the newest process of a rank began, and ended.
+    launched: dict[int, int | None] = field(default_factory=dict)
+    ended: dict[int | None, float] = field(default_factory=dict)
+
+
+def read_observation(main: Sequence[Record], attempts: Sequence[Attempt]) -> Observation | None:
+    """Of a job whose records by time are `main`; None where no rank came as far as a step, or none says that it did."""
+    own: dict[int, _OfAttempt] = {}
+    # By pid: since when the process belongs to which attempt.
+    belongs: dict[int | None, list[tuple[float, int]]] = {}
+    has_said = False
+    for record in main:
+        match record:
+            case ProcessStarted(role="rank", rank_attempt=int(number), started_rank=int(rank)):
+                belongs.setdefault(record.started_pid, []).append((record.monotonic_seconds, number))
+                own.setdefault(number, _OfAttempt()).launched[rank] = record.started_pid
+            case ProcessExited(role="rank", rank_attempt=int(number)):
+                own.setdefault(number, _OfAttempt()).ended[record.exited_pid] = record.monotonic_seconds
+            case RankStarted(rank=int(rank)):
+                has_said = True
+                told = belongs.get(record.pid)
+                at = (record.monotonic_seconds, _MAX_RANKS)
+                number = record.attempt if told is None else told[max(0, bisect_right(told, at) - 1)][1]
+                found = own.setdefault(number, _OfAttempt())
+                found.observed.add(rank)
+                found.world_size = max(found.world_size, record.world_size or 1)
+            case _:
+                pass
+    if not has_said:
+        return None
+    told_of = [_of_attempt(one, own.get(one.number, _OfAttempt())) for one in attempts if one.last_step is not None]
+    return max(told_of, key=lambda one: one.num_ranks - one.num_observed, default=None)
+
+
+def _of_attempt(attempt: Attempt, told: _OfAttempt) -> Observation:
+    num_ranks = min(_MAX_RANKS, told.world_size or attempt.world_size or 1)
+    others = [rank for rank in range(num_ranks) if rank not in told.observed]
+    last = attempt.last_committed_seconds or 0.0
+    launched = {rank: told.launched[rank] for rank in others if rank in told.launched}
+    # Who ended before had no time for a step.
+    without_step = [rank for rank, pid in launched.items() if told.ended.get(pid, last) >= last]
+    return Observation(num_ranks, tuple(rank for rank in others if rank not in launched), tuple(without_step))

@@ -1,0 +1,205 @@
+"""Which start of the job a process belongs to that says at its start that it has RANK (`chaos.external.launch`).
+
+Decides alone: what is there is told to it, and it acts on nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from chaos.external.identity import identify
+from mecefo_runtime.system.process import ProcessId
+
+_MAX_ANCESTORS = 32
+# torchft reads them. A script may name its replica group itself, so that RANK alone does not tell who it is.
+_OF_REPLICA_GROUPS = ("REPLICA_GROUP_ID", "NUM_REPLICA_GROUPS", "TORCHFT_LIGHTHOUSE")
+# What tells one start of a launcher's from another one.
+_OF_A_START = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(slots=True)
+class Launch:
+    """A process that was started with RANK. `attempt` is the job's start that it belongs to, None until that is known.
+
+    `start_count` is the launcher's own count of its starts, from 1; `start_key` what the processes of one start have
+    in common. `earlier` is the process of the same rank that the same parent started before. `is_placed`: it has a
+    LOCAL_RANK, so it is no launcher that only inherited RANK. `is_observed`: an agent speaks for it. `is_launcher`: a
+    rank is among the processes that it started. `exit_code` is None while it runs, and where nobody tells it.
+    """
+
+    process: ProcessId
+    parent: ProcessId | None
+    rank: int
+    node: int
+    world_size: int
+    start_count: int
+    start_key: tuple[str, ...]
+    is_placed: bool
+    began_seconds: float
+    attempt: int | None = None
+    earlier: Launch | None = None
+    is_observed: bool = False
+    is_launcher: bool = False
+    has_ended: bool = False
+    exit_code: int | None = None
+
+    @classmethod
+    def of(cls, process: ProcessId, environment: Mapping[str, str], began_seconds: float) -> Launch | None:
+        """By the environment that it was started with; None: RANK alone does not tell who it is."""
+        if not environment.get("RANK", "").isdecimal() or any(name in environment for name in _OF_REPLICA_GROUPS):
+            return None
+        identity = identify(environment)
+        return cls(
+            process=process,
+            parent=parent_of(process.pid),
+            rank=identity.rank,
+            node=identity.node,
+            world_size=identity.world_size,
+            start_count=identity.attempt,
+            start_key=tuple(environment.get(name, "") for name in _OF_A_START),
+            is_placed=bool(environment.get("LOCAL_RANK")),
+            began_seconds=began_seconds,
+        )
+
+
+@dataclass(slots=True)
+class _Start:
+    """The processes that one parent started together."""
+
+    attempt: int
+    ranks: set[int] = field(default_factory=set)
+
+
+class Launches:
+    """The processes that were started with RANK, and the attempts that they make."""
+
+    def __init__(self) -> None:
+        self._known: dict[ProcessId, Launch] = {}
+        self._newest: dict[int, Launch] = {}
+        self._starts: dict[tuple[ProcessId | None, int], _Start] = {}
+        # Of each rank: the newest attempt that it was in, by whatever it was told.
+        self._attempt_of: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def of(self, process: ProcessId) -> Launch | None:
+        """What is known of that process."""
+        return self._known.get(process)
+
+    def newest(self, rank: int) -> Launch | None:
+        """The process of `rank` that greeted last."""
+        return self._newest.get(rank)
+
+    def before(self, launch: Launch) -> Launch | None:
+        """The process of the same rank that the same parent started before it, or that it was before (`os.execv`)."""
+        earlier = self._newest.get(launch.rank)
+        if earlier is None or (earlier.process != launch.process and earlier.parent != launch.parent):
+            return None
+        return earlier if earlier.start_count == launch.start_count else None
+
+    def is_beside_another(self, launch: Launch) -> bool:
+        """Whether it is a process that a wrapper started before or beside the script of the same rank and attempt."""
+        newest = self._newest[launch.rank]
+        return newest is not launch and newest.attempt == launch.attempt and not launch.is_observed
+
+    def add(self, launch: Launch) -> None:
+        """It greets. Its attempt is known at once, unless it may be a launcher that inherited RANK."""
+        for ancestor in ancestors_of(launch.process.pid):
+            self._is_launcher(ancestor)
+        launch.earlier = self.before(launch)
+        if launch.is_placed:
+            self.place(launch)
+        self._known[launch.process] = self._newest[launch.rank] = launch
+
+    def place(self, launch: Launch) -> int:
+        """It is a rank: the attempt that it belongs to."""
+        if launch.attempt is not None:
+            return launch.attempt
+        key = launch.parent, launch.start_count
+        start = self._starts.get(key)
+        if start is not None and (launch.rank not in start.ranks or _is_same_start(launch.earlier, launch)):
+            attempt = start.attempt
+        else:
+            attempt = max(launch.start_count, self._attempt_of.get(launch.rank, 0) + 1)
+            if self._is_over(attempt, launch):
+                attempt += 1
+            start = self._starts[key] = _Start(attempt)
+        start.ranks.add(launch.rank)
+        launch.attempt = attempt
+        self._attempt_of[launch.rank] = max(attempt, self._attempt_of.get(launch.rank, 0))
+        return attempt
+
+    def observe(self, process: ProcessId, rank: int, told_attempt: int) -> int:
+        """An agent speaks for a process, as `rank`: which attempt of its rank that is.
+
+        The launcher's count is believed as long as it counts at all. A process that did not greet takes the place of
+        the one that did and started it, once.
+        """
+        launch = self._known.get(process)
+        if launch is None or launch.is_observed:
+            launch = self._starter_of(process)
+        if launch is None:
+            attempt = max(told_attempt, self._attempt_of.get(rank, 0) + 1)
+        else:
+            attempt = self.place(launch)
+            launch.is_observed = True
+        self._attempt_of[rank] = max(attempt, self._attempt_of.get(rank, 0))
+        return attempt
+
+    def _starter_of(self, process: ProcessId) -> Launch | None:
+        found: Launch | None = None
+        for ancestor in ancestors_of(process.pid):
+            launch = self._known.get(ancestor)
+            if launch is not None and not launch.is_observed and launch.is_placed and not launch.is_launcher:
+                found = found or launch
+            self._is_launcher(ancestor)
+        return found
+
+    def _is_launcher(self, process: ProcessId) -> None:
+        launch = self._known.get(process)
+        if launch is not None and not launch.is_observed and launch.attempt is None:
+            launch.is_launcher = True
+
+    def _is_over(self, attempt: int, launch: Launch) -> bool:
+        """Whether all that is known of the job's newest attempt, which this would be, has ended, and began otherwise.
+
+        The first process of a new start may be of a rank that came to none in the start before.
+        """
+        own = [one for one in self._known.values() if one.attempt == attempt]
+        if not own or any(one.attempt is not None and one.attempt > attempt for one in self._known.values()):
+            return False
+        return all(one.start_key != launch.start_key and (one.has_ended or not one.process.is_running()) for one in own)
+
+
+def _is_same_start(earlier: Launch | None, launch: Launch) -> bool:
+    """Whether a second process of one rank and parent is no restart.
+
+    A wrapper of a rank may start something else before the script (which ends well), or beside it; or the process
+    becomes the script (`os.execv`).
+    """
+    if earlier is None or earlier.is_observed:
+        return False
+    return earlier.process == launch.process or not earlier.has_ended or earlier.exit_code == 0
+
+
+def parent_of(pid: int) -> ProcessId | None:
+    """The process that started it, or has adopted it since; None when either is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+        # proc(5): the state and the parent's pid follow the name, which is in parentheses.
+        return ProcessId.of(int(text.rpartition(")")[2].split()[1]))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def ancestors_of(pid: int) -> list[ProcessId]:
+    """The processes above it, from its parent on."""
+    found: list[ProcessId] = []
+    parent = parent_of(pid)
+    while parent is not None and parent.pid > 1 and len(found) < _MAX_ANCESTORS:
+        found.append(parent)
+        parent = parent_of(parent.pid)
+    return found
