@@ -208,7 +208,7 @@ class Attribution:
         self._attempt = 0
         self._launchers: set[int] = set()
         self._launchers_are_gone = False
-        # The end before, of an attempt that SIGKILL ended.
+        # How the attempt before ended, if by SIGKILL, and not by that of a fault.
         self._killed: Loss | None = None
         for record in main:
             self._read(record)
@@ -431,7 +431,8 @@ class Attribution:
         """Of a command's rank or launcher that ended."""
         is_killed = loss.exit_code == -SIGKILL and isinstance(loss.lost, int) and ended is not None
         before = self._killed if is_killed and _is_same_death(self._killed, loss) else None
-        self._killed = loss if is_killed else None
+        is_ours = ended is not None and any(effect.is_killer_of(ended) for effect in self.effects.values())
+        self._killed = loss if is_killed and not is_ours else None
         for effect in sorted(self.effects.values(), key=lambda effect: effect.injected):
             is_instant = not effect.is_loss and not effect.goes_on and effect.injected <= loss.at
             # Wrong numbers make a process fail, soon or late. SIGKILL comes from outside of it.

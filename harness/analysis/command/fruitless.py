@@ -34,4 +34,4 @@ def read_fruitless(attempts: Sequence[Attempt], ended_seconds: float, *, is_runn
         if until is None:
             until = ended_seconds if is_last else attempts[index + 1].started_seconds
         found.append((max(0.0, until - attempt.started_seconds), attempt.last_step))
-    return Fruitless(len(found), sum(seconds for seconds, _ in found), tuple(step for _, step in found))
+    return Fruitless(len(found), sum((seconds for seconds, _ in found), 0.0), tuple(step for _, step in found))

@@ -120,7 +120,9 @@ def test_an_attempt_that_ends_of_no_fault_is_a_loss_of_its_own():
     assert found["verdict"] == "pass", found["reasons"]
     (loss,) = found["unplanned_losses"]
     assert (loss["ranks"], loss["step"], loss["exit_codes"], loss["rejoined"]) == ([1], 20, [-9], True)
-    assert any("Rank 1 was lost after step 20 (killed by SIGKILL; pid 21, attempt 2)" in caveat for caveat in found["caveats"])
+    assert any(
+        "Rank 1 was lost after step 20 (killed by SIGKILL; pid 21, attempt 2)" in caveat for caveat in found["caveats"]
+    )
     # Half a step, the restart, and the five steps that were done again.
     assert found["badput_seconds"]["unplanned"] == pytest.approx(RESTART + 5.5 * STEP)
     assert found["badput_seconds"]["restart"] == pytest.approx(quiet["badput_seconds"]["restart"])
@@ -173,7 +175,9 @@ def test_a_launcher_that_is_killed_from_outside_is_no_failure_of_the_fault(targe
     if when == "later":
         assert [(loss["role"], loss["exit_codes"]) for loss in found["unplanned_losses"]] == [("launcher", [-9])]
         assert (found["verdict"], found["exit_code"]) == ("inconclusive", 5), found["reasons"]
-        assert any("The launcher was lost after step 20 (killed by SIGKILL; pid 5)" in caveat for caveat in found["caveats"])
+        assert any(
+            "The launcher was lost after step 20 (killed by SIGKILL; pid 5)" in caveat for caveat in found["caveats"]
+        )
         assert found["badput_seconds"]["unplanned"] == pytest.approx(3 * STEP)
     else:
         # Negative control: who dies while the fault is at work may have died of it.

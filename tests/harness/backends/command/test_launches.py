@@ -1,0 +1,175 @@
+"""Which attempt a process that was started with RANK belongs to, by values alone."""
+
+import os
+
+import pytest
+
+from harness.backends.command.launches import Launch, Launches
+from mecefo_runtime.system.process import ProcessId
+
+pytestmark = pytest.mark.unit
+
+# No process has such a pid.
+NOBODY = 2**30
+
+
+def process(number):
+    return ProcessId(NOBODY + number, 1)
+
+
+def launch(pid, rank, *, parent=1, count=1, key="a", is_placed=True):
+    return Launch(
+        process=process(pid),
+        parent=process(1000 + parent),
+        rank=rank,
+        node=0,
+        world_size=2,
+        start_count=count,
+        start_key=(key,),
+        is_placed=is_placed,
+        began_seconds=0.0,
+    )
+
+
+def add(launches, *greeted, ended=None):
+    """They greet one after the other; with `ended` each has ended so afterwards. Returns their attempts."""
+    for one in greeted:
+        launches.add(one)
+        if ended is not None:
+            one.has_ended, one.exit_code = True, ended
+    return [one.attempt for one in greeted]
+
+
+def test_ranks_that_one_launcher_starts_together_are_one_attempt():
+    launches = Launches()
+    assert add(launches, launch(1, 0), launch(2, 1), ended=1) == [1, 1]
+    # torchrun counts its restarts.
+    assert add(launches, launch(3, 1, count=2), launch(4, 0, count=2), ended=1) == [2, 2]
+    assert add(launches, launch(5, 0, count=3), launch(6, 1, count=3)) == [3, 3]
+
+
+def test_a_shell_loop_around_a_launcher_that_does_not_count():
+    launches = Launches()
+    assert add(launches, launch(1, 0), launch(2, 1), ended=1) == [1, 1]
+    # Rank 1 was not even started.
+    assert add(launches, launch(3, 0, parent=2, key="b"), ended=1) == [2]
+    # Now it is the first that greets.
+    assert add(launches, launch(4, 1, parent=3, key="c"), launch(5, 0, parent=3, key="c")) == [3, 3]
+
+
+def test_agents_of_two_nodes_are_one_attempt():
+    launches = Launches()
+    assert add(launches, launch(1, 0, parent=1), launch(2, 1, parent=2)) == [1, 1]
+    assert add(launches, launch(3, 1, parent=2, count=2), launch(4, 0, parent=1, count=2)) == [2, 2]
+
+
+def test_a_shell_loop_around_one_rank():
+    launches = Launches()
+    assert add(launches, launch(1, 0), ended=1) == [1]
+    assert add(launches, launch(2, 0), ended=-9) == [2]
+    assert add(launches, launch(3, 0), ended=None) == [3]
+
+
+def test_the_same_restarted_though_its_launcher_does_not_count_it():
+    """Torchrun does not count a restart for a change of the members."""
+    launches = Launches()
+    add(launches, launch(1, 0), launch(2, 1))
+    for pid, rank in ((1, 0), (2, 1)):
+        launches.observe(process(pid), rank, 1)
+        launches.of(process(pid)).has_ended = True
+    assert add(launches, launch(3, 1), launch(4, 0)) == [2, 2]
+
+
+@pytest.mark.parametrize("when", ["before", "beside"])
+def test_what_a_wrapper_starts_before_or_beside_the_script_is_no_attempt(when):
+    launches = Launches()
+    helper, script = launch(1, 0), launch(2, 0)
+    assert add(launches, helper, ended=0 if when == "before" else None) == [1]
+    assert add(launches, script) == [1]
+    assert launches.is_beside_another(helper) and not launches.is_beside_another(script)
+    assert launches.observe(script.process, 0, 1) == 1
+    script.has_ended = True
+    # But that one did train.
+    assert add(launches, launch(3, 0)) == [2]
+
+
+def test_a_process_that_becomes_the_script_has_not_been_started_again_and_one_that_trained_has():
+    launches = Launches()
+    assert add(launches, launch(1, 0)) == [1]
+    assert add(launches, launch(1, 0)) == [1]
+    launches.observe(process(1), 0, 1)
+    assert add(launches, launch(1, 0)) == [2]
+
+
+def test_an_agent_that_did_not_greet_counts_as_it_always_did():
+    launches = Launches()
+    assert launches.observe(process(1), 0, 1) == 1
+    assert launches.observe(process(2), 0, 1) == 2
+    # The launcher's count is believed where it is larger.
+    assert launches.observe(process(3), 0, 5) == 5
+    # Without a greeting, a process that replaced itself is there a second time.
+    assert launches.observe(process(3), 0, 5) == 6
+
+
+def test_a_process_may_have_another_rank_in_its_process_group_than_it_was_started_with():
+    launches = Launches()
+    add(launches, launch(1, 0))
+    assert launches.observe(process(1), 3, 1) == 1
+
+
+def here(rank, *, is_placed):
+    """A process that runs: this one. What it starts are the processes of the test."""
+    return Launch(ProcessId.of(os.getpid()), None, rank, 0, 1, 1, ("a",), is_placed, 0.0)
+
+
+@pytest.fixture
+def child(monkeypatch):
+    """A process that this one is said to have started."""
+    started = process(1)
+    monkeypatch.setattr(
+        "harness.backends.command.launches.ancestors_of",
+        lambda pid: [ProcessId.of(os.getpid())] if pid == started.pid else [],
+    )
+    return started
+
+
+def test_a_launcher_that_inherited_rank_is_none(child):
+    launches = Launches()
+    assert add(launches, here(0, is_placed=False)) == [None]
+    assert add(launches, launch(1, 0), launch(2, 1)) == [1, 1]
+    assert launches.of(ProcessId.of(os.getpid())).is_launcher
+
+
+def test_a_launcher_that_inherited_rank_and_whose_rank_does_not_greet(child):
+    launches = Launches()
+    add(launches, here(0, is_placed=False))
+    assert launches.observe(child, 0, 1) == 1
+    assert launches.of(ProcessId.of(os.getpid())).is_launcher
+
+
+def test_a_wrapper_in_python_lends_its_attempt_to_the_script_that_it_starts_once(child):
+    launches = Launches()
+    assert add(launches, launch(9, 0), ended=1) == [1]
+    wrapper = here(0, is_placed=True)
+    wrapper.start_count = 2
+    assert add(launches, wrapper) == [2]
+    assert launches.observe(child, 0, 2) == 2
+    assert launches.observe(child, 0, 2) == 3
+
+
+def test_alone_with_rank_and_without_a_local_one_it_is_a_rank_when_it_says_so_or_has_ended():
+    launches = Launches()
+    alone = launch(1, 0, is_placed=False)
+    assert add(launches, alone) == [None]
+    assert launches.observe(alone.process, 0, 1) == 1
+    second = launch(2, 0, is_placed=False)
+    assert add(launches, second, ended=1) == [None]
+    assert (launches.place(second), launches.place(second)) == (2, 2)
+
+
+def test_whom_rank_alone_does_not_tell():
+    environment = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    found = Launch.of(process(1), environment, 0.0)
+    assert found is not None and (found.rank, found.world_size, found.is_placed) == (1, 2, True)
+    for changed in ({"REPLICA_GROUP_ID": "0"}, {"TORCHFT_LIGHTHOUSE": "http://x"}, {"RANK": "first"}, {"RANK": ""}):
+        assert Launch.of(process(1), {**environment, **changed}, 0.0) is None
