@@ -10,6 +10,7 @@ import torch
 from chaos.external.identity import JOB_VARIABLE, Identity, identify, may_be_rank
 from chaos.external.report import Report
 from chaos.in_process.agent import Agent
+from chaos.in_process.protocol import ASKS_FOR_START
 from mecefo_runtime.system.events import MAIN_JOB
 
 
@@ -27,6 +28,7 @@ def connect(environment: Mapping[str, str], identity: Identity) -> tuple[Agent, 
         attempt=identity.attempt,
         world_size=identity.world_size,
         local_rank=identity.local_rank,
+        **{ASKS_FOR_START: 1},
         **({} if identity.replica is None else {"replica": identity.replica}),
     )
     report = _report(environment, identity)

@@ -100,6 +100,27 @@ class Optimizers:
         others = [id(other) for other in _living(self._made) if _is_apart(other, optimizer)] if is_first else ()
         return self.rounds.stepped(key, others)
 
+    def made(self) -> list[Optimizer]:
+        """All that there are, in the order in which they were made, whether they have stepped or not."""
+        return _living(self._made)
+
+    def own_steps(self) -> int:
+        """How many steps they have made by their own count, over all starts; 0 where they keep none."""
+        return max((steps_of(one) - self._num_skipped.get(id(one), 0) for one in self.made()), default=0)
+
+    def has_state(self) -> bool:
+        """Whether any of them has a state: moments, momentum."""
+        return any(
+            isinstance(value, torch.Tensor)
+            for one in self.made()
+            for state in one.state.values()
+            for value in (state.values() if isinstance(state, Mapping) else ())
+        )
+
+    def count_is_known(self) -> None:
+        """Where the training continues is known better than by their own count, until a state is loaded again."""
+        self._is_count_due = False
+
     def training(self) -> list[Optimizer]:
         """Those that have stepped, in the order of their first steps; all, before the first step."""
         return _living(self._stepped) or _living(self._made)
@@ -125,11 +146,10 @@ class Optimizers:
             return None
         return 1 + max(0, counted - num_unseen)
 
-    def count_kept_by(self) -> str:
-        """Who knows how many steps the training has made over all its starts: `torchft`, `optimizer`, or `nobody`."""
-        if self._managers.num_steps() is not None:
-            return "torchft"
-        return "optimizer" if any(steps_of(one) for one in self.training()) else "nobody"
+    @property
+    def are_counted_by_managers(self) -> bool:
+        """Whether torchft counts the steps of the training over all starts."""
+        return self._managers.num_steps() is not None
 
     def _counting(self) -> list[Optimizer]:
         leading = self.rounds.leading

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from chaos.external.identity import RANK_PID, Identity, identify, may_be_rank
 from chaos.external.optimizers import Optimizers, parameters_of
 from chaos.external.replica_state import ReplicaState
 from chaos.external.report import Report
+from chaos.external.resumption import Resumption
 from chaos.external.saving import Saves
 from chaos.external.stall_reason import StallReason
 from chaos.external.subject import ExternalSubject
@@ -40,8 +41,12 @@ class PhaseTracker:
     that it does, so that no step passes in which a rank could not be held.
     """
 
-    def __init__(self, environment: Mapping[str, str], *, is_explicit: bool) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], *, is_explicit: bool, loads: Sequence[object] | None = None
+    ) -> None:
+        """`loads` grows with each state that this process loads; None: loads are not observed."""
         self._environment = environment
+        self._loads = loads
         # Whether the script says itself when a step ends (`chaos.agent.step`).
         self.is_explicit = is_explicit
         # The step under way, from 1, and how many of its phases have been announced.
@@ -66,6 +71,11 @@ class PhaseTracker:
         self._managers = Managers(self._on_rejected)
         self._optimizers = Optimizers(self._managers, self._look_once_more)
         self._replica_state: ReplicaState | None = None
+        self._resumption: Resumption | None = None
+        # The script gives the numbers of its steps.
+        self._has_numbers = False
+        # Steps of an optimizer since the last commit.
+        self._has_stepped = False
         self._is_finite = True
         self._loss: float | None = None
         self._called: Callable[[], object] = lambda: None  # what the script called first in the newest step
@@ -114,6 +124,10 @@ class PhaseTracker:
         """See `Observer`."""
         self._on_training_thread()
         self._optimizers.passed()
+        if self._agent is None and not self._is_over:
+            self._register(_FORWARD)
+        elif self._resumption is not None and self._resumption.is_due:
+            self._guard(self._find_place, _FORWARD)
         self._take_up_count()
         self._called = weakref.ref(module)
         self._reach(_DATA)
@@ -178,7 +192,9 @@ class PhaseTracker:
 
     def on_stepped(self, optimizer: Any) -> None:
         """See `Observer`."""
-        if self._optimizers.leave(optimizer) and not self._is_over and not self.is_explicit:
+        is_over = self._optimizers.leave(optimizer)
+        self._has_stepped = self._has_stepped or is_over is not None
+        if is_over and not self._is_over and not self.is_explicit:
             self._commit({})
 
     def on_loaded(self) -> None:
@@ -203,11 +219,15 @@ class PhaseTracker:
         if self._agent is None or self._thread != threading.get_ident():
             return False
         if self._saves.begin(self.step - 1):
-            self._announce(self._agent, self.step - 1, "checkpoint")
+            self._guard(self._tell_save)
+            if self._agent is not None:
+                self._announce(self._agent, self.step - 1, "checkpoint")
         return True
 
     def on_saved(self, began_seconds: float, result: object, path: str | None) -> None:
         """See `Observer`."""
+        if self._resumption is not None:
+            self._resumption.saved(time.monotonic() - began_seconds)
         self._guard(self._saves.called, began_seconds, result, path)
 
     def on_save_failed(self) -> None:
@@ -257,9 +277,10 @@ class PhaseTracker:
             self.is_explicit = True
             if self._num_committed:
                 # What has been counted by itself until now was this step too.
+                self.step = self.step if step is None else step + 1
                 return
         if step is not None:
-            self.step = step
+            self.step, self._has_numbers = step, True
         self._on_training_thread()
         self._commit(figures)
 
@@ -270,7 +291,7 @@ class PhaseTracker:
         if self._num_announced > phase or self._is_over:
             return
         if self._agent is None:
-            self._register()
+            self._register(phase)
         if self._num_announced == 0:
             self._guard(self._saves.next_step)
             if self._replica_state is not None:
@@ -292,6 +313,7 @@ class PhaseTracker:
         self._num_committed += 1
         self._most_backwards = max(self._most_backwards, self._num_backwards)
         self._num_left_out = self._num_backwards = 0
+        self._has_stepped = False
         self._stall_reason.committed(began_after=self.step > self._affected_step)
         if self._replica_state is not None:
             self._replica_state.committed(self.step, self._loss)
@@ -308,11 +330,10 @@ class PhaseTracker:
             self._is_finite = False
             if not self._identity.leads:
                 self._report.emit("loss_not_finite", step=self.step, loss=str(self._loss))
+        if not self._num_committed:
+            self._tell_count()
         if not self._identity.leads:
             return
-        if not self._num_committed:
-            by = "script" if self.is_explicit else self._optimizers.count_kept_by()
-            self._report.emit("steps_counted", step=self.step, count_kept_by=by)
         if self._identity.replica is not None:
             seen["replica"] = self._identity.replica
         seen.update(figures)
@@ -329,11 +350,57 @@ class PhaseTracker:
         if step is not None and step != self.step:
             self.step, self._num_announced = step, 0
 
+    def _find_place(self, phase: int) -> None:
+        """Find by its parameters the step after which this start continues; `phase` is about to begin."""
+        found = self._resumption
+        if found is None or not found.is_due or self._num_unseen or phase > _OPTIMIZER:
+            # Of a step that is over when it is seen they are no longer what it began with.
+            return
+        is_first_pass = phase >= _FORWARD
+        step = found.look(is_first_pass=is_first_pass)
+        if step is not None and not self._optimizers.are_counted_by_managers:
+            if is_first_pass:
+                self._optimizers.count_is_known()
+            if step + 1 != self.step:
+                self.step, self._num_announced = step + 1, 0
+        if is_first_pass and self._report is not None and found.digest is not None:
+            known = self.step - 1 if found.is_first else step
+            self._report.emit("training_entered", step=known, parameters=found.digest)
+
+    def _tell_count(self) -> None:
+        """Report how the number of the first step is known."""
+        if self._resumption is None or self._report is None:
+            return
+        told_by = "torchft" if self._optimizers.are_counted_by_managers else None
+        if self.is_explicit and (self._has_numbers or self._resumption.is_first):
+            told_by = "script"
+        counted = self._resumption.counted(self.step, told_by=told_by, is_explicit=self.is_explicit)
+        self._report.emit(
+            "steps_counted",
+            step=self.step,
+            count_kept_by=counted.count_kept_by,
+            resumed_after=counted.resumed_after,
+            optimizer_steps=counted.optimizer_steps,
+            is_optimizer_fresh=counted.is_optimizer_fresh,
+        )
+
+    def _tell_save(self) -> None:
+        """Report which parameters are saved, before they are: also of a rank that dies in the save."""
+        if self._resumption is None or self._report is None or not self._num_committed:
+            return
+        # A script that says itself when a step ends may save before it does.
+        is_within = self.is_explicit and self._has_stepped
+        digest = self._resumption.digest_to_save()
+        told = {} if digest is None else {"parameters": digest}
+        self._report.emit("checkpoint_begun", step=self.step if is_within else self.step - 1, **told)
+
     # ---- being a rank ----
 
-    def _register(self) -> None:
+    def _register(self, phase: int) -> None:
         """Say hello to the injector: at the first that is seen of a training, so that step 1 can be held."""
         self._guard(self._connect)
+        if not self._is_over:
+            self._guard(self._find_place, phase)
 
     def _connect(self) -> None:
         if not may_be_rank(self._environment):
@@ -345,6 +412,7 @@ class PhaseTracker:
         agent.expose(subject)
         self._replica_state = ReplicaState(subject, self._tell_state) if identity.world_size > 1 else None
         self._identity, self._agent = identity, agent
+        self._resumption = Resumption(agent.start, self._optimizers, self._loads)
         self.hooks.watch_departure()
         self._figures.set_world_size(identity.world_size)
         self._take_up_count()

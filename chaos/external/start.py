@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch.optim import Optimizer
 
@@ -13,11 +13,14 @@ from chaos.external.phase_tracker import PhaseTracker
 _tracker: PhaseTracker | None = None
 
 
-def begin(*, is_explicit: bool) -> PhaseTracker | None:
-    """Follow this process, unless it is followed or cannot be a rank; `is_explicit`: it says itself when steps end."""
+def begin(*, is_explicit: bool, loads: Sequence[object] | None = None) -> PhaseTracker | None:
+    """Follow this process, unless it is followed or cannot be a rank; `is_explicit`: it says itself when steps end.
+
+    `loads` grows with each state that the process loads; None: loads are not observed.
+    """
     global _tracker
     if _tracker is None and may_be_rank(os.environ):
-        _tracker = PhaseTracker(os.environ, is_explicit=is_explicit)
+        _tracker = PhaseTracker(os.environ, is_explicit=is_explicit, loads=loads)
         _tracker.attach()
     return _tracker
 

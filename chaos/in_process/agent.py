@@ -27,6 +27,7 @@ from chaos.in_process.protocol import (
     Refused,
     Release,
     Report,
+    Start,
     from_injector,
     read_holds,
     to_wire,
@@ -63,7 +64,10 @@ class Agent:
         # What is to be told before the rank is held, and perhaps killed there.
         self.before_hold: Callable[[], None] = lambda: None
         # Before the first step, so that no announcement can come too early to be held.
-        self._set_holds(read_holds(self._connection.receive()).holds)
+        answer = read_holds(self._connection.receive())
+        self._set_holds(answer.holds)
+        # The state of the run at this start, where the hello asked for it.
+        self.start: Start | None = answer.start
         self._reader: threading.Thread | None = None
         # Whether an announcement has anything to do but to look up its (step, phase).
         self._is_alert = True

@@ -16,6 +16,8 @@ from mecefo_runtime.system.wire import Message, WireError
 
 Hold = tuple[int | None, str]
 """At which phase of which step; of a phase outside of steps, from which step on."""
+ASKS_FOR_START = "asks_for_start"
+"""A key of an agent's hello: it understands `Holds.start`, which one of an earlier version would refuse."""
 _MessageT = TypeVar("_MessageT")
 
 
@@ -34,10 +36,23 @@ Place = int | SnapshotsOf
 
 
 @dataclass(frozen=True, slots=True)
+class Start:
+    """The state of the run at a start of an external job's rank.
+
+    `is_later`: an earlier attempt has committed steps. `states` has digests of parameters that ranks have had, and
+    after which steps: a later start may continue there.
+    """
+
+    is_later: bool = False
+    states: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Holds:
-    """Where the rank is to be held, said when the agent has said hello."""
+    """Where the rank is to be held, said when the agent has said hello; `start` is for who asked (`ASKS_FOR_START`)."""
 
     holds: tuple[Hold, ...] = ()
+    start: Start | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +142,9 @@ _WORDS: Mapping[type[Any], str] = {kind: word for word, kind in (*_FROM_INJECTOR
 def to_wire(message: Holds | FromInjector | FromAgent) -> Message:
     """`message` as it is sent."""
     fields: Message = to_json(message)
-    return fields if isinstance(message, Holds) else {"type": _WORDS[type(message)], **fields}
+    if isinstance(message, Holds):
+        return {key: value for key, value in fields.items() if value is not None}
+    return {"type": _WORDS[type(message)], **fields}
 
 
 def read_holds(raw: Message) -> Holds:

@@ -21,10 +21,11 @@ LOSS_STEPS = 10
 class LossComparison:
     """Cross-entropy in nats per token. None: no such step, no twin, or a loss that is not a finite number.
 
-    `final` and `twin` are means over the same last `num_steps` steps, those that both jobs committed (without a
-    baseline: the main job's last). `deviation_ratio` is |final - twin| / twin; `curve_max_deviation_ratio` the largest
-    such ratio of any single step. `first_non_finite_step` is the first step of the main job whose loss is NaN or
-    infinite.
+    Of a job that resumed from an earlier step the history counts that it kept (see `harness.analysis.history`). `final`
+    and `twin` are means over the same last `num_steps` steps, those that both jobs committed (without a baseline: the
+    main job's last). `deviation_ratio` is |final - twin| / twin; `curve_max_deviation_ratio` the largest such ratio of
+    any single step. `first_non_finite_step` is the first step of the main job whose loss is NaN or infinite, in work
+    that was thrown away, too.
     """
 
     final: float | None
@@ -35,8 +36,10 @@ class LossComparison:
     first_non_finite_step: int | None
 
 
-def compare_losses(main: Sequence[CommittedStep], twin: Sequence[CommittedStep]) -> LossComparison:
-    """The main job's losses and how far they are from the baseline's."""
+def compare_losses(
+    main: Sequence[CommittedStep], twin: Sequence[CommittedStep], every: Iterable[CommittedStep] | None = None
+) -> LossComparison:
+    """The main job's losses and how far they are from the baseline's; `every` are also those that it did not keep."""
     ours = {step.step: step.loss for step in main if step.loss is not None}
     theirs = {step.step: step.loss for step in twin if step.loss is not None}
     both = sorted(ours.keys() & theirs.keys())
@@ -50,7 +53,14 @@ def compare_losses(main: Sequence[CommittedStep], twin: Sequence[CommittedStep])
         deviation_ratio=None if final is None or twin_loss is None else _deviation(final, twin_loss),
         curve_max_deviation_ratio=_largest(deviations),
         num_steps=len(last),
-        first_non_finite_step=min((step for step, loss in ours.items() if not isfinite(loss)), default=None),
+        first_non_finite_step=min(
+            (
+                step.step
+                for step in (main if every is None else every)
+                if step.loss is not None and not isfinite(step.loss)
+            ),
+            default=None,
+        ),
     )
 
 

@@ -185,10 +185,11 @@ def _noise(timeline: Timeline, num_steps: int) -> float | None:
     return median(abs(1.0 - later / earlier) for earlier, later in pairwise(means))
 
 
-def steps_after(timeline: Timeline, since: float) -> list[CommittedStep]:
-    """The steps that began after `since`, and after the last lost rank was back."""
+def steps_after(timeline: Timeline, since: float, steps: Sequence[CommittedStep] | None = None) -> list[CommittedStep]:
+    """The steps that began after `since`, and after the last lost rank was back; of the first passes, or of `steps`."""
+    steps = timeline.steps.first if steps is None else steps
     back = max((i.rejoined for i in timeline.incidents if i.rejoined is not None), default=since)
-    after = [step for step in timeline.steps.first if step.began_seconds >= max(since, back)]
+    after = [step for step in steps if step.began_seconds >= max(since, back)]
     lost = min((loss.since for loss in timeline.unplanned if loss.since > max(since, back)), default=inf)
     alone = [step for step in after if step.committed_seconds <= lost]
     return alone if len(alone) >= WARM_UP_STEPS else after

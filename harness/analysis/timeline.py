@@ -15,6 +15,7 @@ from harness.analysis.command.attempts import COMMAND_RUNTIME, Attempt, read_att
 from harness.analysis.command.fruitless import Fruitless, read_fruitless
 from harness.analysis.command.observation import Observation, read_observation
 from harness.analysis.command.replica_state import ReplicaComparison, compare_replicas
+from harness.analysis.history import kept_steps
 from harness.analysis.incident import MeasuredIncident, read_incidents
 from harness.analysis.regroups import Stall, coordinator_downs, read_stalls
 from harness.analysis.steps import CommittedStep, Steps, median_step_seconds, undisturbed_baseline, usual_step_seconds
@@ -37,6 +38,7 @@ STEADY_STEPS = 3
 STEADY_RATIO = 2.0
 """... of which none takes longer than this many times the median before the first fault."""
 _LONGEST_WARM_UP_STEPS = 50
+RANKS_DIFFER, NOT_COUNTED = "ranks_differ", "not_counted"
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,19 @@ class Timeline:
     @property
     def steps_are_counted(self) -> bool:
         """Whether the numbers of steps are those of the training: not where it went on and nobody keeps its count."""
-        return not any(one.is_count_known is False and one.first_step == 1 for one in self.attempts[1:])
+        return self.steps_unknown_because is None
+
+    @cached_property
+    def steps_unknown_because(self) -> str | None:
+        """Why the numbers of steps are not those of the training: RANKS_DIFFER or NOT_COUNTED; None: they are."""
+        if any(one.ranks_differ for one in self.attempts[1:]):
+            return RANKS_DIFFER
+        return NOT_COUNTED if any(one.lost_count for one in self.attempts[1:]) else None
+
+    @cached_property
+    def kept(self) -> tuple[CommittedStep, ...]:
+        """Of each step the pass that the final state contains; empty where their numbers are not known."""
+        return kept_steps(self.steps) if self.steps_are_counted else ()
 
     @cached_property
     def last_step(self) -> int:

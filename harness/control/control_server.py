@@ -11,17 +11,20 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from chaos.errors import EnvironmentFailure
 from chaos.host.inherited import why
 from chaos.in_process.protocol import (
+    ASKS_FOR_START,
     AgentListener,
     AgentSession,
     FromInjector,
     Holds,
     SnapshotsOf,
+    Start,
     from_agent,
     to_wire,
 )
@@ -63,6 +66,8 @@ class ControlServer:
         self.on_agent: Callable[[Message, ProcessId], int] | None = None
         # Hears of a process that was started with RANK, before its script begins.
         self.on_launch: Callable[[ProcessId], Awaitable[None]] | None = None
+        # Gives the state of the run to an agent that asks for it, of a rank in that attempt.
+        self.start_of: Callable[[int], Start] | None = None
         self.address = ""
 
     async def open(self, folder: Path | None = None, *, may_be_relative: bool = True) -> None:
@@ -166,13 +171,16 @@ class ControlServer:
         if listener is None:
             # Without an injector nobody is held: training continues when the connection ends. That a rank is there, and
             # how it ends, is told all the same.
+            attempt = int(hello["attempt"])
             if self.on_agent is not None:
                 with suppress(ProcessLookupError):
-                    self.on_agent(hello, ProcessId.of(int(hello["pid"]) if peer_pid is None else peer_pid))
-            writer.write(encode(to_wire(Holds())))
+                    attempt = self.on_agent(hello, ProcessId.of(int(hello["pid"]) if peer_pid is None else peer_pid))
+            writer.write(encode(to_wire(Holds(start=self._start_of(hello, attempt)))))
             return
 
         def send(message: Holds | FromInjector) -> None:
+            if isinstance(message, Holds):
+                message = replace(message, start=self._start_of(hello, attempt))
             if not writer.is_closing():
                 writer.write(encode(to_wire(message)))
 
@@ -189,6 +197,9 @@ class ControlServer:
                     listener.on_message(session, from_agent(decode(line)))
             finally:
                 listener.closed(session)
+
+    def _start_of(self, hello: Message, attempt: int) -> Start | None:
+        return self.start_of(attempt) if self.start_of is not None and hello.get(ASKS_FOR_START) else None
 
 
 def _peer_pid(writer: asyncio.StreamWriter) -> int | None:

@@ -8,13 +8,13 @@ from math import inf
 from chaos.faults import registry
 from chaos.faults.network.link import SlowLink
 from harness.analysis.attribution import SUPERVISOR, UnplannedLoss
-from harness.analysis.command.attempts import COMMAND_RUNTIME
+from harness.analysis.command.attempts import COMMAND_RUNTIME, Attempt
 from harness.analysis.incident import RESTORED_STEPS
 from harness.analysis.integrity import LOSS_STEPS
 from harness.analysis.steps import WARM_UP_STEPS, WORK_UNITS
 from harness.analysis.throughput import windows_under_fault
-from harness.analysis.timeline import Timeline
-from harness.analysis.words import count, exit_text, name_numbers, name_seconds
+from harness.analysis.timeline import NOT_COUNTED, Timeline
+from harness.analysis.words import count, exit_text, name_numbers, name_ranks, name_seconds
 from harness.judging.shared_badput import shared_badput
 from harness.judging.summary import Summary, UnplannedLossSummary
 from harness.judging.unfinished_repairs import unfinished_repairs
@@ -154,12 +154,7 @@ def _of_the_command(summary: Summary, timeline: Timeline | None) -> list[str]:
             f"Throughput is in {summary.throughput_unit} per second: the script does not show its tokens"
             f"{'' if summary.throughput_unit == WORK_UNITS[1] else ' or samples'}. chaos.agent.step() can report them."
         )
-    if not timeline.steps_are_counted:
-        found.append(
-            "A later attempt's steps were counted from 1 again, since the optimizer keeps no count of its own (SGD and "
-            "others): it is not known whether it resumed from a checkpoint, nor how many steps were lost or "
-            "recomputed. Steps and goodput count each number once. chaos.agent.step(number=...) tells."
-        )
+    found += _of_the_count(timeline)
     if summary.job_outcome == "completed" and summary.steps_planned and timeline.last_step < summary.steps_planned:
         found.append(
             f"The command ended by itself after step {timeline.last_step}; the experiment expects "
@@ -199,6 +194,42 @@ def _ranks_in_short(ranks: Sequence[int]) -> str:
     if len(ranks) <= _MAX_NAMED_RANKS:
         return name_numbers("rank", ranks)
     return f"{name_numbers('rank', ranks[:_MAX_NAMED_RANKS])} and {len(ranks) - _MAX_NAMED_RANKS} more"
+
+
+def _of_the_count(timeline: Timeline) -> list[str]:
+    """Where a later attempt continued, as far as that is not known, or its optimizer did not."""
+    found: list[str] = []
+    if timeline.steps_unknown_because == NOT_COUNTED:
+        found.append(
+            "A later attempt's steps were counted from 1 again. Something was loaded, but its parameters are not those "
+            "of one step that was seen being saved, and the optimizer keeps no count of its own or began it with 1: it "
+            "is not known whether it resumed from a checkpoint, nor how many steps were lost or recomputed, and no "
+            "loss is compared with a baseline's. Goodput counts each number once. chaos.agent.step(number=...) reports "
+            "the number."
+        )
+    for attempt in timeline.attempts[1:]:
+        if attempt.ranks_differ:
+            found.append(
+                f"{ranks_differ_words(attempt)}: it is not known how many steps were lost or recomputed, and no loss "
+                "is compared with a baseline's."
+            )
+        elif attempt.is_optimizer_fresh:
+            after = max(attempt.resumed_after.values(), default=0)
+            count_words = "" if attempt.optimizer_steps is None else ", and its count of steps began with 1"
+            found.append(
+                f"Attempt {attempt.number} continued without the state of its optimizer: that was empty{count_words}, "
+                f"while the parameters are those of step {after}."
+            )
+    return found
+
+
+def ranks_differ_words(attempt: Attempt) -> str:
+    """`In attempt 2 the ranks continued from different steps (rank 0 after step 30, rank 1 after step 20)`."""
+    by_step: dict[int, list[int]] = {}
+    for rank, after in attempt.resumed_after.items():
+        by_step.setdefault(after, []).append(rank)
+    said = [f"{name_ranks(ranks)} after step {after}" for after, ranks in by_step.items()]
+    return f"In attempt {attempt.number} the ranks continued from different steps ({', '.join(said)})"
 
 
 def _of_the_replicas(timeline: Timeline) -> list[str]:
@@ -298,6 +329,8 @@ def _of_the_losses(summary: Summary, timeline: Timeline | None) -> list[str]:
                 "the fault-free baseline took no step. A job that resumes from its own checkpoint has nothing left "
                 "to do: --reset 'rm -rf ...' removes the checkpoint before each start"
             )
+        if timeline_has_twin and summary.steps_unknown_because is not None:
+            why = "the numbers of the steps after the restart are not known"
         if summary.twin_planned and summary.twin_outcome is None and summary.job_outcome != "completed":
             why = "the fault-free baseline runs after the job, and the job did not complete"
         return [f"No loss deviation: {why}."] if summary.incidents or summary.twin_planned else []

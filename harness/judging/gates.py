@@ -201,7 +201,7 @@ def _values(gate: Gate, summary: Summary, recorded: Recorded | None) -> Sequence
         raise NoValue(f"no verified incident has a value of {metric.name}")
     if len(known) < len(values):
         missing = f" for {len(values) - len(known)} of {len(values)} incidents" if len(values) > 1 else ""
-        why = f": {metric.why_missing}" if metric.why_missing else ""
+        why = f": {said}" if (said := metric.why_no_value(summary)) else ""
         raise NoValue(f"{metric.name} has no value{missing}{why}")
     return known
 

@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 from harness.analysis.accounting import BADPUT_CAUSES
+from harness.analysis.timeline import NOT_COUNTED, RANKS_DIFFER
 from harness.analysis.words import name_seconds
 from harness.judging.summary import IncidentSummary, Summary
 from harness.judging.units import Unit
@@ -15,11 +16,13 @@ from harness.judging.units import Unit
 _SUFFIXES = ("", "_ratio", "_seconds", "_tokens_per_second")
 
 
-_WHY_NOT_COUNTED = (
-    "the ranks were restarted, and the optimizer keeps no count of its steps, so it is not known whether the training "
-    "resumed: chaos.agent.step(number=...) reports it"
-)
-_WHY_NO_ATTEMPTS = f"only a command has attempts, or {_WHY_NOT_COUNTED}"
+WHY_NOT_COUNTED: Mapping[str, str] = {
+    NOT_COUNTED: "the ranks were restarted, and neither their parameters nor the optimizer's count of its steps show "
+    "where the training continued: chaos.agent.step(number=...) reports it",
+    RANKS_DIFFER: "after a restart the ranks continued from different steps: the caveats say which",
+}
+"""Why the numbers of a run's steps are not known, by `Timeline.steps_unknown_because`."""
+_WHY_NO_ATTEMPTS = "only a command has attempts"
 _WHY_NO_BASELINE = "there is no fault-free baseline to compare with, or it was disturbed: the caveats say which"
 
 
@@ -40,7 +43,8 @@ class Metric:
     own, any difference is one. `noise_of_speed` says how the noise of the speed within a run carries over: as points,
     as a share of the figure, or None where nothing within a single run tells how much the figure varies.
 
-    `why_missing` says why a run may have no value of it.
+    `why_missing` says why a run may have no value of it. `needs_count` marks what has none either where the numbers of
+    steps are not known.
 
     `exported` is the Prometheus sample of the same value (docs/reference/metrics.md), where there is one.
     """
@@ -62,6 +66,13 @@ class Metric:
     noise_of_speed: Literal["points", "share"] | None = None
     exported: str | None = None
     why_missing: str = ""
+    needs_count: bool = False
+
+    def why_no_value(self, summary: Summary) -> str:
+        """Why `summary` has no value of it, as far as that is known."""
+        if self.needs_count and summary.steps_unknown_because is not None:
+            return WHY_NOT_COUNTED.get(summary.steps_unknown_because, WHY_NOT_COUNTED[NOT_COUNTED])
+        return self.why_missing
 
     def values(self, summary: Summary) -> list[float | None]:
         """Its values in `summary`: one for a figure of the run, one for each verified incident that has this phase."""
@@ -158,6 +169,7 @@ METRICS: Mapping[str, Metric] = {
             "loss_deviation_ratio",
             "ratio",
             "final loss against the fault-free baseline's",
+            needs_count=True,
             why_missing=_WHY_NO_BASELINE,
             is_beside_twin=True,
             needs_twin=True,
@@ -167,6 +179,7 @@ METRICS: Mapping[str, Metric] = {
             "loss_curve_max_deviation_ratio",
             "ratio",
             "largest such difference of any step",
+            needs_count=True,
             why_missing=_WHY_NO_BASELINE,
             is_beside_twin=True,
             needs_twin=True,
@@ -187,6 +200,7 @@ METRICS: Mapping[str, Metric] = {
             "twin_loss",
             "number",
             "the same of the fault-free baseline",
+            needs_count=True,
             why_missing=_WHY_NO_BASELINE,
             is_beside_twin=True,
             needs_twin=True,
@@ -195,6 +209,7 @@ METRICS: Mapping[str, Metric] = {
             "steps_committed",
             "number",
             "committed steps",
+            needs_count=True,
             only_grows=True,
             better="higher",
             is_count=True,
@@ -204,7 +219,7 @@ METRICS: Mapping[str, Metric] = {
             "steps_lost",
             "number",
             "planned steps never committed, and recomputed steps",
-            why_missing=_WHY_NOT_COUNTED,
+            needs_count=True,
             only_grows=True,
             better="lower",
             is_count=True,
@@ -214,7 +229,7 @@ METRICS: Mapping[str, Metric] = {
             "steps_repeated",
             "number",
             "committed steps that were recomputed",
-            why_missing=_WHY_NOT_COUNTED,
+            needs_count=True,
             only_grows=True,
             better="lower",
             is_count=True,
@@ -248,6 +263,7 @@ METRICS: Mapping[str, Metric] = {
             "number",
             "attempts of a command that committed no new step",
             why_missing=_WHY_NO_ATTEMPTS,
+            needs_count=True,
             only_grows=True,
             better="lower",
             is_count=True,
@@ -257,6 +273,7 @@ METRICS: Mapping[str, Metric] = {
             "seconds",
             "time in those attempts",
             why_missing=_WHY_NO_ATTEMPTS,
+            needs_count=True,
             only_grows=True,
             better="lower",
         ),

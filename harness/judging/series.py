@@ -33,13 +33,15 @@ class NoValue(Exception):
 class Series:
     """One series: `text` says in a line what it is.
 
-    `of_step` gives the value of a committed step, None where it is taken over stretches of time.
+    `of_step` gives the value of a committed step, None where it is taken over stretches of time. `of_every_pass`: of a
+    step that was done again each pass has one, so that none hides another.
     """
 
     name: str
     unit: Unit
     text: str
     of_step: Callable[[Recorded, CommittedStep], float | None] | None
+    of_every_pass: bool = False
 
 
 class Recorded:
@@ -64,7 +66,7 @@ class Recorded:
         Raises:
             NoValue: there are none, one of them is missing or is no finite number, or they are in another unit.
         """
-        steps = self._steps(period)
+        steps = self._steps(period, series)
         where = "in the run" if period is None else f"{period} the fault"
         if not steps and (series.of_step is not None or period != "during"):
             raise NoValue(f"no step was committed {where}")
@@ -90,7 +92,9 @@ class Recorded:
         """
         if series.of_step is None:
             return None
-        values = [(value, step) for step in self._steps(period) if (value := series.of_step(self, step)) is not None]
+        values = [
+            (value, step) for step in self._steps(period, series) if (value := series.of_step(self, step)) is not None
+        ]
         pick = max if largest else min
         return pick(values, key=lambda pair: pair[0], default=(0.0, None))[1]
 
@@ -99,18 +103,19 @@ class Recorded:
         """For each step, when the first of it and all that committed after it began."""
         return list(accumulate((step.began_seconds for step in reversed(self._timeline.steps.first)), min))[::-1]
 
-    def _steps(self, period: Period | None) -> Sequence[CommittedStep]:
+    def _steps(self, period: Period | None, series: Series) -> Sequence[CommittedStep]:
         timeline = self._timeline
+        steps = timeline.steps.every if series.of_every_pass else timeline.steps.first
         if period is None:
-            return timeline.steps.first
+            return steps
         if period == "before":
             return timeline.baseline
         windows = windows_under_fault(timeline)
         if not windows:
             raise NoValue(f"no fault was verified, so nothing is {period} it")
         if period == "during":
-            return [step for step in timeline.steps.first if is_within(step, windows)]
-        return steps_after(timeline, windows[-1][1])[1:]
+            return [step for step in steps if is_within(step, windows)]
+        return steps_after(timeline, windows[-1][1], steps)[1:]
 
     def _intervals(self, steps: Sequence[CommittedStep], period: Period | None) -> Sequence[tuple[float, float]]:
         if period == "during":
@@ -155,12 +160,19 @@ SERIES: Mapping[str, Series] = {
             lambda _, step: step.duration_seconds,
         ),
         Series("throughput", "rate", "work per second, in each second of training", None),
-        Series("training_loss", "number", "of each step, nats per token", lambda _, step: step.loss),
+        Series(
+            "training_loss",
+            "number",
+            "of each step, nats per token",
+            lambda _, step: step.loss,
+            of_every_pass=True,
+        ),
         Series(
             "grad_norm",
             "number",
             "of each step, before it is clipped",
             lambda _, step: step.grad_norm,
+            of_every_pass=True,
         ),
         Series(
             "degraded_layers",

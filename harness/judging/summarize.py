@@ -193,7 +193,7 @@ def _bubble_ratio(job: Mapping[str, Any]) -> float | None:
 
 def _measured(state: RunState, times: Timeline, problems: list[str]) -> dict[str, Any]:
     speed = _attempt("throughput", lambda: throughput.measure(times), problems)
-    losses = _attempt("losses", lambda: integrity.compare_losses(times.steps.first, times.fault_free), problems)
+    losses = _attempt("losses", lambda: _losses(times), problems)
     segments = _attempt("time accounting", lambda: accounting.partition(times), problems)
     total = None if segments is None else accounting.account(segments)
     named = _attempt("diagnoses", lambda: diagnosis.diagnose(state.of(Record), times), problems)
@@ -204,7 +204,8 @@ def _measured(state: RunState, times: Timeline, problems: list[str]) -> dict[str
         own.setdefault(segment.incident, []).append(segment)
     return {
         "steps_planned": times.steps_planned,
-        "steps_committed": len(times.steps.first),
+        "steps_committed": len(times.steps.first) if times.steps_are_counted else None,
+        "steps_unknown_because": times.steps_unknown_because,
         "steps_lost": _attempt("steps lost", lambda: integrity.count_steps_lost(times), problems),
         "steps_repeated": len(times.steps.redone) if times.steps_are_counted else None,
         "attempts": len(times.attempts) if is_command else None,
@@ -258,6 +259,15 @@ def _of_the_attempts(times: Timeline) -> dict[str, Any]:
         known["num_ranks"] = times.observation.num_ranks
         known["num_observed_ranks"] = times.observation.num_observed
     return known
+
+
+def _losses(times: Timeline) -> integrity.LossComparison:
+    every = times.steps.every
+    if times.steps_are_counted:
+        return integrity.compare_losses(times.kept, times.fault_free, every)
+    # The step of the baseline that belongs to a step is not known; which steps were the last ones is.
+    newest = [step for step in every if step.epoch == every[-1].epoch]
+    return integrity.compare_losses(newest, (), every)
 
 
 def _of_the_twin(state: RunState, times: Timeline, total: accounting.Account | None) -> dict[str, Any]:

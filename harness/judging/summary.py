@@ -203,6 +203,7 @@ class Summary:
     steps_committed: int | None = None
     steps_lost: int | None = None
     steps_repeated: int | None = None
+    steps_unknown_because: str | None = None
     attempts: int | None = None
     fruitless_attempts: int | None = None
     fruitless_seconds: float | None = None

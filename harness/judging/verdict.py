@@ -11,7 +11,7 @@ from harness.analysis.integrity import find_diverged_units
 from harness.analysis.state import RunState
 from harness.analysis.timeline import Timeline
 from harness.analysis.words import count, name_ranks
-from harness.judging.caveats import unplanned_words
+from harness.judging.caveats import ranks_differ_words, unplanned_words
 from harness.judging.summary import GateResult, Summary, UnplannedLossSummary
 from harness.judging.unfinished_repairs import unfinished_repairs
 from mecefo_runtime.system.job_records import JobFailed, RankFinished
@@ -74,6 +74,9 @@ def judge(
         found += _mixed_reasons(timeline, losses)
         found += [("inconclusive", one.words) for one in unfinished_repairs(timeline) if one.had_time]
         found += _data_reasons(timeline, summary)
+        found += [
+            ("inconclusive", _lower(ranks_differ_words(one))) for one in timeline.attempts[1:] if one.ranks_differ
+        ]
         if timeline.replicas is None:
             found += _divergence(state, summary)
         else:
@@ -89,6 +92,10 @@ def judge(
     verdict = found[0][0]
     sentences = dict.fromkeys((*_from_scratch(summary), *(sentence for _, sentence in found)))
     return Verdict(verdict, EXIT_CODES[verdict], tuple(sentences))
+
+
+def _lower(sentence: str) -> str:
+    return sentence[0].lower() + sentence[1:]
 
 
 def _unless(doubts: Sequence[str], reasons: Iterable[tuple[Outcome, str]]) -> Iterable[tuple[Outcome, str]]:

@@ -47,11 +47,12 @@ class Sizes:
 def loss_by_step(curves: Curves, history: History, width: int) -> Markup:
     """The loss of the run and of its twin, and how far they are apart; empty when fewer than two losses are known."""
     sizes = Sizes.of(width)
-    main, twin = thin_losses(curves.main, sizes.points), thin_losses(curves.twin, sizes.points)
-    bad = [point.step for point in curves.main if point.is_loss_bad]
+    main, twin = thin_losses(curves.by_step, sizes.points), thin_losses(curves.twin, sizes.points)
+    # Also in work that was thrown away: that is evidence.
+    bad = sorted({point.step for point in (*curves.by_step, *curves.main) if point.is_loss_bad})
     if len(main) < 2 and not bad:
         return Markup("")
-    first, last = _steps_drawn(curves, [*curves.main, *curves.twin])
+    first, last = _steps_drawn(curves, [*curves.by_step, *curves.twin])
     frame = Frame(width, TOP, TOP + sizes.height)
     x = frame.across(first, last)
     low, high = drawing.visible_range([loss for _, loss in (*main, *twin)])
@@ -63,7 +64,7 @@ def loss_by_step(curves: Curves, history: History, width: int) -> Markup:
         *drawing.axis_up(frame, y, drawing.ticks(low, high)),
         drawing.text(6.0, 12.0, "loss", css="strong"),
         *(drawing.line(piece, "twin") for piece in _pieces(curves.twin, twin, x, y, low, high)),
-        *(drawing.line(piece, "main") for piece in _pieces(curves.main, main, x, y, low, high)),
+        *(drawing.line(piece, "main") for piece in _pieces(curves.by_step, main, x, y, low, high)),
         *(
             drawing.rect(x(since), frame.top, max(2.0, x(until) - x(since)), 6, "mark-bad")
             for since, until in _runs(bad)
@@ -73,7 +74,7 @@ def loss_by_step(curves: Curves, history: History, width: int) -> Markup:
         *drawing.axis_across(apart_frame, x, first, last, "step"),
         *signs([(x(mark.step), mark) for mark in curves.marks], frame),
     ]
-    size = -(-len(curves.main) // (sizes.points // 2)) if len(curves.main) > sizes.points else 1
+    size = -(-len(curves.by_step) // (sizes.points // 2)) if len(curves.by_step) > sizes.points else 1
     thinned = f", lowest and highest of every {size} steps" if size > 1 else ""
     items = [("curve-main", f"this run{thinned}"), *((("curve-twin", "fault-free baseline"),) if twin else ())]
     if bad:
@@ -85,7 +86,7 @@ def loss_by_step(curves: Curves, history: History, width: int) -> Markup:
         width,
         apart_frame.bottom + 38 + height + 4,
         "Loss by step",
-        _loss_text(_losses(curves.main), _losses(curves.twin), bad),
+        _loss_text(_losses(curves.by_step), _losses(curves.twin), bad),
         [*body, *legend],
     )
 
@@ -99,7 +100,8 @@ def _steps_drawn(curves: Curves, points: Sequence[StepPoint]) -> tuple[float, fl
 
 def _apart(curves: Curves, frame: Frame, x: Scale, sizes: Sizes) -> tuple[list[str], Frame, list[tuple[str, str]]]:
     """A small panel below `frame`: the difference from the twin, in percent. With the legend's items."""
-    points = [(step, 100 * ratio) for step, ratio in differences(curves.main, curves.twin, sizes.points)]
+    twin = curves.twin if curves.has_counted else ()
+    points = [(step, 100 * ratio) for step, ratio in differences(curves.by_step, twin, sizes.points)]
     if len(points) < 2:
         return [], frame, []
     panel = Frame(frame.width, frame.bottom + 34, frame.bottom + 34 + 60)
@@ -111,7 +113,7 @@ def _apart(curves: Curves, frame: Frame, x: Scale, sizes: Sizes) -> tuple[list[s
         drawing.text(6.0, panel.top - 10, "difference from the baseline", css="strong"),
         *drawing.axis_up(panel, y, drawing.ticks(low, high, 3), "%"),
         drawing.line([(panel.left, y(0.0)), (panel.right, y(0.0))], "before"),
-        *(drawing.line(piece, "main") for piece in _pieces(curves.main, points, x, y, low, high)),
+        *(drawing.line(piece, "main") for piece in _pieces(curves.by_step, points, x, y, low, high)),
         *beyond,
     ]
     return body, panel, items

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from harness.analysis.command.attempts import COMMAND_RUNTIME
 from harness.analysis.state import RunState, state_of
-from harness.analysis.steps import WORK_UNITS, Steps, step_under_way
+from harness.analysis.steps import WORK_UNITS, CommittedStep, step_under_way
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.system.events import TWIN_JOB, Event
 from mecefo_runtime.system.job_records import (
@@ -74,7 +74,9 @@ class Holding:
 class Curves:
     """The drawable history of a run: points by step, work in `unit`, `lanes` by rank, everything in ascending order.
 
-    `began_seconds` is when the job started, on the clock of the events.
+    `began_seconds` is when the job started, on the clock of the events. `main` has the first pass of each step; `kept`
+    the pass that was kept where the job resumed from an earlier step (None: not known, or as in `main`).
+    `has_counted`: the numbers of the steps are known, so that the baseline's are comparable.
     """
 
     main: tuple[StepPoint, ...]
@@ -83,6 +85,13 @@ class Curves:
     lanes: Mapping[int, tuple[Holding, ...]] = field(default_factory=dict)
     unit: str = WORK_UNITS[0]
     began_seconds: float = 0.0
+    kept: tuple[StepPoint, ...] | None = None
+    has_counted: bool = True
+
+    @property
+    def by_step(self) -> tuple[StepPoint, ...]:
+        """The passes whose losses are drawn."""
+        return self.main if self.kept is None else self.kept
 
     def step_at(self, seconds: float) -> int:
         """The step that was under way so many seconds after the start of the job; 0 when none was ever committed."""
@@ -98,8 +107,16 @@ def trace(events: Iterable[Event]) -> Curves:
     times = state.timeline
     begin, twin_started = times.started_seconds, state.first_of(JobStarted, TWIN_JOB)
     twin_begin = begin if twin_started is None else twin_started.monotonic_seconds
-    twin = () if times.is_twin_disturbed else _points(times.twin, twin_begin)
-    curves = Curves(_points(times.steps, begin), twin, (), unit=times.steps.unit, began_seconds=begin)
+    twin = () if times.is_twin_disturbed else _points(times.twin.first, twin_begin)
+    curves = Curves(
+        _points(times.steps.first, begin),
+        twin,
+        (),
+        unit=times.steps.unit,
+        began_seconds=begin,
+        kept=_points(times.kept, begin) if times.steps_are_counted and times.steps.redone else None,
+        has_counted=times.steps_are_counted,
+    )
     return replace(
         curves,
         marks=_marks(state, curves),
@@ -159,10 +176,10 @@ def _extremes(known: Sequence[tuple[int, float]], max_points: int) -> tuple[tupl
     return tuple(point for pair in ends for point in sorted(pair))
 
 
-def _points(steps: Steps, begin: float) -> tuple[StepPoint, ...]:
+def _points(steps: Iterable[CommittedStep], begin: float) -> tuple[StepPoint, ...]:
     points: list[StepPoint] = []
     previous: float | None = None
-    for step in steps.first:
+    for step in steps:
         committed, loss = step.committed_seconds - begin, step.loss
         since = step.began_seconds - begin if previous is None else previous
         is_known = loss is not None and isfinite(loss)

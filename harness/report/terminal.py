@@ -185,6 +185,9 @@ class _Report:
             return
         self._head("Loss")
         self._row("final loss of this run", f"{loss:.4f}")
+        if twin is None and self._summary.steps_unknown_because is not None:
+            self._paragraph("It is compared with no baseline's: the numbers of the steps are not known.")
+            return
         if twin is None:
             self._paragraph("There is no fault-free baseline to compare with (--baseline-run).")
             return

@@ -11,14 +11,44 @@ from mecefo_runtime.system.record import Record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepsCounted(Record):
-    """The first step of a start is committed, and `count_kept_by` says who knows its number over all starts.
+    """The first step of a rank's start is committed, and `count_kept_by` says who knows its number over all starts.
 
-    That is `optimizer`, `torchft` or `script`; `nobody`: a restored training is counted from 1 again.
+    `script`: it says so itself; `torchft`: its manager; `parameters`: they were bit for bit those that a rank had after
+    one step of the run, and no other; `optimizer`: its own count; `nothing_loaded`: it began anew, since nothing was
+    loaded; `nobody`: it is not known, and steps are counted from 1.
+
+    `resumed_after` is the step after which this start continues, 0 where it began anew; None: not known, or a log of an
+    earlier version. `optimizer_steps` is how many steps the optimizer had made before by its own count, None where it
+    keeps none. `is_optimizer_fresh`: its state was empty before the step, and is not after it.
     """
 
     KIND: ClassVar[str] = "steps_counted"
 
     count_kept_by: str = "nobody"
+    resumed_after: int | None = None
+    optimizer_steps: int | None = None
+    is_optimizer_fresh: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingEntered(Record):
+    """A rank is about to compute its first step of a start with these `parameters`, a digest of their bits.
+
+    `step` is the one after which it had them before; None: it is not known.
+    """
+
+    KIND: ClassVar[str] = "training_entered"
+
+    parameters: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointBegun(Record):
+    """A rank is about to save something after `step`, with these `parameters`, a digest of their bits."""
+
+    KIND: ClassVar[str] = "checkpoint_begun"
+
+    parameters: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

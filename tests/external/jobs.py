@@ -21,9 +21,11 @@ from chaos.in_process.protocol import (
     Holds,
     Refused,
     Release,
+    Start,
     from_injector,
     to_wire,
 )
+from harness.backends.command.known_states import KnownStates
 from harness.control.control_server import ControlServer
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.wire import Message
@@ -143,16 +145,23 @@ def run_job(
     environment: Mapping[str, str] | None = None,
     site: Sequence[Path] = (),
     is_server_to_die: bool = False,
+    states_of: Job | None = None,
 ) -> Job:
     """Run `command` to its end with the agent in it; `holds` are (rank, step, phase).
 
     `site` are folders that come after ours on PYTHONPATH. `is_server_to_die`: with the first hold.
+    It is a later attempt of the job `states_of`.
     """
     job = Job()
     stdout, stderr = folder / "stdout", folder / "stderr"
     control = ControlServer(TOKEN, job.events.append)
     dies_with = control if is_server_to_die else None
     control.agents = TestAgents(job, holds, lambda: tuple(stdout.read_text().splitlines()), on_hold, dies_with)
+    if states_of is not None:
+        known = KnownStates()
+        for event in states_of.events:
+            known.note(event)
+        control.start_of = lambda attempt: Start(True, known.steps_by_digest())
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

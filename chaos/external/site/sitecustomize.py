@@ -54,6 +54,8 @@ def _watch(module: ModuleType) -> None:
 
     original = module.Optimizer.__init__
     told: list[Any] = []
+    loads: list[bool] = []
+    _count_loads(loads)
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -62,7 +64,7 @@ def _watch(module: ModuleType) -> None:
             if not told:
                 # A script that has put a hook of its own in place of ours has done so by now.
                 _watch_exceptions()
-                told.append(_load())
+                told.append(_load(loads))
             told[0](self)
         except (Exception, SystemExit) as error:
             # The script must not suffer; it is not followed then.
@@ -101,11 +103,37 @@ def _tell_exception(error: BaseException | None) -> None:
         print(f"chaos: how this process ends is not told: {type(failure).__name__}: {failure}", file=sys.stderr)
 
 
-def _load() -> Any:
+def _count_loads(loads: list[bool]) -> None:
+    """Add to `loads` whenever a state is loaded: one that was loaded before the first optimizer was made, too."""
+    import functools
+
+    def count(original: Any) -> Any:
+        @functools.wraps(original)
+        def load(*args: Any, **kwargs: Any) -> Any:
+            if not loads:
+                loads.append(True)
+            return original(*args, **kwargs)
+
+        return load
+
+    # All of torch that comes before its optimizers is there.
+    serialization, modules = sys.modules.get("torch.serialization"), sys.modules.get("torch.nn.modules.module")
+    if serialization is not None:
+        original = serialization.load
+        counting = count(original)
+        # In both of its places: what is pickled as `torch.load` is looked up in the first.
+        for owner in (serialization, sys.modules["torch"]):
+            if getattr(owner, "load", None) is original:
+                owner.load = counting  # type: ignore[attr-defined]
+    if modules is not None:
+        modules.Module.load_state_dict = count(modules.Module.load_state_dict)
+
+
+def _load(loads: list[bool]) -> Any:
     """`chaos.external.start.optimizer_created`."""
     start = _import("chaos.external.start")
     # Whoever imports it before there is an optimizer means to call `chaos.agent.step`.
-    start.begin(is_explicit=_has_our_agent())
+    start.begin(is_explicit=_has_our_agent(), loads=loads)
     return start.optimizer_created
 
 

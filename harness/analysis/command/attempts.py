@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
 
@@ -24,6 +25,9 @@ class Attempt:
     steps are those of the whole training; None: it came to no step, or the log is of a version that did not say.
     `last_step` is the one that it committed last, and `has_new_step` whether it committed any that no attempt before
     had committed.
+    `resumed_after` is the step after which each rank continues that knows it: 0 where it began anew. With
+    `is_optimizer_fresh` a rank that continues from a later one did so without the state of its optimizer, whose own
+    count before the first step is `optimizer_steps`.
     """
 
     number: int
@@ -36,11 +40,24 @@ class Attempt:
     world_size: int | None = None
     last_step: int | None = None
     has_new_step: bool = False
+    resumed_after: Mapping[int, int] = field(default_factory=dict)
+    is_optimizer_fresh: bool = False
+    optimizer_steps: int | None = None
 
     @property
     def began_anew(self) -> bool:
         """Whether it is a restart that began the whole training from step 1 again."""
         return self.number > 1 and self.first_step == 1 and self.is_count_known is not False
+
+    @property
+    def ranks_differ(self) -> bool:
+        """Whether its ranks continue from different steps: the number of none of them is that of the training."""
+        return len(set(self.resumed_after.values())) > 1
+
+    @property
+    def lost_count(self) -> bool:
+        """Whether the numbers of its steps are not known: it may have resumed, and was counted from 1."""
+        return self.ranks_differ or (self.is_count_known is False and self.first_step == 1)
 
 
 def read_attempts(main: Sequence[Record], steps: Steps) -> tuple[Attempt, ...]:
@@ -51,12 +68,14 @@ def read_attempts(main: Sequence[Record], steps: Steps) -> tuple[Attempt, ...]:
     with_new = {step.epoch for step in steps.first}
     exits = _first_exits(main)
     starts = [record for record in main if isinstance(record, AttemptStarted)]
-    counted = [record for record in main if isinstance(record, StepsCounted)]
+    counted = _counted_by_attempt(main, starts)
     found: list[Attempt] = []
-    for index, record in enumerate(starts):
+    for record in starts:
         mine = own.get(record.attempt_number, ())
-        until = starts[index + 1].monotonic_seconds if index + 1 < len(starts) else inf
-        said = [one for one in counted if record.monotonic_seconds <= one.monotonic_seconds < until]
+        said = counted.get(record.attempt_number, {})
+        # Every rank reports how its steps are counted; the committed steps in the log are the first one's.
+        leader = said[min(said)] if said else None
+        fresh = next((one for one in said.values() if one.is_optimizer_fresh and one.resumed_after), None)
         found.append(
             Attempt(
                 number=record.attempt_number,
@@ -68,10 +87,51 @@ def read_attempts(main: Sequence[Record], steps: Steps) -> tuple[Attempt, ...]:
                 first_step=next((step.step for step in mine), None),
                 last_step=mine[-1].step if mine else None,
                 has_new_step=record.attempt_number in with_new,
-                is_count_known=said[0].count_kept_by != "nobody" if said else None,
+                is_count_known=None if leader is None else leader.count_kept_by != "nobody",
+                resumed_after=_resumed_after(said),
+                is_optimizer_fresh=fresh is not None,
+                optimizer_steps=None if fresh is None else fresh.optimizer_steps,
             )
         )
     return tuple(found)
+
+
+def _counted_by_attempt(
+    main: Sequence[Record], starts: Sequence[AttemptStarted]
+) -> Mapping[int, Mapping[int, StepsCounted]]:
+    """By attempt and rank, what each rank said of the count of its steps at the first one of that start."""
+    attempts_of: dict[int, list[tuple[float, int]]] = {}
+    for record in main:
+        if isinstance(record, ProcessStarted) and record.started_pid is not None and record.rank_attempt is not None:
+            attempts_of.setdefault(record.started_pid, []).append((record.monotonic_seconds, record.rank_attempt))
+    times = [(start.monotonic_seconds, start.attempt_number) for start in starts]
+    found: dict[int, dict[int, StepsCounted]] = {}
+    for record in main:
+        if isinstance(record, StepsCounted):
+            # By its process: an old one may still say something when the next attempt has begun.
+            since = attempts_of.get(record.pid, times)
+            index = bisect_right(since, (record.monotonic_seconds, inf)) - 1
+            if index >= 0:
+                found.setdefault(since[index][1], {}).setdefault(record.rank or 0, record)
+    return found
+
+
+def _resumed_after(said: Mapping[int, StepsCounted]) -> Mapping[int, int]:
+    """By rank after which step it continues, of those that know it, but for replica groups of torchft.
+
+    That a rank loaded nothing says little where another one did: its state may have come from there.
+    """
+    known = {rank: one.resumed_after for rank, one in sorted(said.items()) if one.count_kept_by != "torchft"}
+    found = {rank: after for rank, after in known.items() if after is not None}
+    sure = {rank: after for rank, after in found.items() if not _has_only_loaded_nothing(said[rank])}
+    # The first one's numbers are those that the steps have.
+    return {rank: after for rank, after in found.items() if rank in sure or rank == min(said)} if sure else found
+
+
+def _has_only_loaded_nothing(counted: StepsCounted) -> bool:
+    return counted.count_kept_by == "nothing_loaded" or (
+        counted.count_kept_by == "optimizer" and not counted.optimizer_steps
+    )
 
 
 def attempt_at(attempts: Sequence[Attempt], seconds: float | None) -> int | None:

@@ -18,10 +18,12 @@ from chaos.experiment.command_job import CommandConfig
 from chaos.external.identity import JOB_VARIABLE
 from chaos.faults.base import LinkHost, OwnedProcess
 from chaos.host.run_processes import RUN_VARIABLE
+from chaos.in_process.protocol import Start
 from harness.analysis.command.failure_cause import EXITED, FailureCause
 from harness.analysis.words import count, exit_text
 from harness.backends.command.endings import COMPILED, NO_AGENT, NO_STEP, NOT_IN_LOG, NOTHING_TO_DO, deciding_end
 from harness.backends.command.failing import PIPE, FailureFacts, failure_reason, is_pipe
+from harness.backends.command.known_states import KnownStates
 from harness.backends.command.launcher_log import OLD_ADDRESSES, STORE_SETTING, LauncherLog
 from harness.backends.command.launches import Launch, Launches, parent_of
 from harness.backends.command.log_steps import LogSteps
@@ -76,6 +78,7 @@ class CommandRun(EndingJob, ABC):
         # Of each process: the rank and the attempt that it was told of with.
         self._told: dict[ProcessId, tuple[int, int]] = {}
         self._num_steps = 0
+        self._known_states = KnownStates()
         # A process made an optimizer and no step.
         self._has_idle = self._has_compiled = False
         self._log_steps: LogSteps | None = None
@@ -110,6 +113,7 @@ class CommandRun(EndingJob, ABC):
 
     def _follow(self) -> None:
         """From the start on: until the job is over."""
+        self._control.start_of = self._start_of
         if self._job.step_from is not None and 0 in self._launchers:
             process = self._launchers[0].process
             self.on_agent({"rank": 0, "node": 0, "attempt": 1, "world_size": 1}, process)
@@ -237,6 +241,12 @@ class CommandRun(EndingJob, ABC):
         self._follow_exit(owned)
         return attempt
 
+    def _start_of(self, attempt: int) -> Start:
+        """The state of the run, for a rank of that attempt."""
+        # The first one that trains continues from nothing that was seen in this run.
+        is_later = attempt > 1 and self._num_steps > 0
+        return Start(is_later, self._known_states.steps_by_digest() if is_later else {})
+
     def _begin_attempt(self, attempt: int, world_size: int, began_seconds: float | None = None) -> None:
         """The job's ranks are started for that time, if they were not yet."""
         if attempt > self._attempt:
@@ -271,8 +281,9 @@ class CommandRun(EndingJob, ABC):
         )
 
     def note(self, event: Event) -> None:
-        """Count the steps, and the ranks that came to their end or back."""
+        """Count the steps, and the ranks that came to their end or back; keep what a later start may continue from."""
         self._facts.note(event)
+        self._known_states.note(event)
         if event.kind == "step_committed":
             self._num_steps += 1
             if (back := self._coming_back.pop(event.pid, None)) is not None:

@@ -15,6 +15,7 @@ from chaos.in_process.protocol import (
     Refused,
     Release,
     Report,
+    Start,
     from_agent,
     from_injector,
     read_holds,
@@ -34,6 +35,8 @@ WIRE = {
     Refused(3, "no such tensor"): {"type": "refused", "handle": 3, "reason": "no such tensor"},
 }
 WITH_VALUES = [
+    # Only to who asks for it.
+    (Holds((), Start(True, {"a": (10, 20)})), {"holds": [], "start": {"is_later": True, "states": {"a": [10, 20]}}}),
     (Begin(3, "m:X", {"a": [1]}), {"type": "begin", "handle": 3, "effect": "m:X", "arguments": {"a": [1]}}),
     (Began(3, {"n": 1}), {"type": "began", "handle": 3, "told": {"n": 1}}),
     (Report(3, {"n": None}), {"type": "report", "handle": 3, "told": {"n": None}}),
