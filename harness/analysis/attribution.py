@@ -194,6 +194,9 @@ class Attribution:
         self._finished_pids: set[int] = set()
         self.effects: dict[int, Effect] = {}
         self.losses: list[Loss] = []
+        # The newest loss of each, and those of which it is not back yet.
+        self._last_of: dict[Culprit, Loss] = {}
+        self._away: dict[Culprit, list[Loss]] = {}
         self._steps = steps.every
         self._exits: dict[int, ProcessExited] = {}
         self._node_of: dict[int, int] = {}
@@ -393,7 +396,7 @@ class Attribution:
             effect.progressed = effect.settled if effect.goes_on else effect.recovered
 
     def _exit(self, rank: int, record: ProcessExited) -> None:
-        loss = next((loss for loss in reversed(self.losses) if loss.lost == rank), None)
+        loss = self._last_of.get(rank)
         if loss is not None and loss.back is None and loss.exit_code is None:
             # Its connections were closed before whoever started it heard of its end.
             loss.exit_code = record.exit
@@ -411,6 +414,8 @@ class Attribution:
         self._explain(loss, ended)
         if loss.incident is not None or not self._is_ending:
             self.losses.append(loss)
+            self._last_of[lost] = loss
+            self._away.setdefault(lost, []).append(loss)
 
     def _end_attempts(self, before: float, back: float | None) -> None:
         """The attempts of a command before that number are over, and what they failed of is known."""
@@ -467,9 +472,8 @@ class Attribution:
 
     def _join(self, members: Iterable[Culprit], at: float) -> None:
         back = frozenset(members)
-        for loss in self.losses:
-            if loss.back is None and loss.lost in back:
-                loss.back = at
+        for loss in (loss for member in back & self._away.keys() for loss in self._away.pop(member)):
+            loss.back = at if loss.back is None else loss.back
         for effect in self.effects.values():
             if returned := effect.gone & back:
                 effect.back |= dict.fromkeys((rank for rank in effect.gone if rank in back), at)

@@ -126,23 +126,27 @@ class RunState:
 
     def step(self, number: int, job: str = MAIN_JOB) -> CommittedStep | None:
         """The first record of a step."""
-        return self._steps[job].first_of(number)
+        with self.lock:
+            return self._steps[job].first_of(number)
 
     def num_steps(self, job: str = MAIN_JOB) -> tuple[int, int]:
         """How many steps of a job were committed, and how many were committed again."""
-        return self._steps[job].num_steps
+        with self.lock:
+            return self._steps[job].num_steps
 
     def last_steps(self, job: str, number: int) -> Sequence[CommittedStep]:
         """The first records of the last `number` steps of a job."""
-        return self._steps[job].last(number)
+        with self.lock:
+            return self._steps[job].last(number)
 
     def usual_step_seconds(self, job: str = MAIN_JOB) -> float | None:
         """The recent median duration of a step of a job; None before the first."""
-        return usual_step_seconds(self._steps[job].last(BASELINE_STEPS))
+        return usual_step_seconds(self.last_steps(job, BASELINE_STEPS))
 
     def newest_step(self, job: str = MAIN_JOB) -> CommittedStep | None:
         """The step of a job that was committed last, also of those that are done again."""
-        return self._steps[job].newest
+        with self.lock:
+            return self._steps[job].newest
 
     def unit(self, job: str = MAIN_JOB) -> str:
         """What the throughput of a job is counted in; see `steps.WORK_UNITS`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import median
 from typing import Any, Protocol, TypeVar
 
@@ -69,7 +70,7 @@ class CommittedStep:
         return self.work / self.duration_seconds if self.duration_seconds > 0 else 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Steps:
     """The steps of one job: `first` record of each in the order of commit, and `redone`, those committed again.
 
@@ -86,7 +87,7 @@ class Steps:
     cuts: tuple[int, ...] = field(default=(), compare=False)
     memo: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
-    @property
+    @cached_property
     def every(self) -> tuple[CommittedStep, ...]:
         """Each record, in the order of commit."""
         if not self.redone:
