@@ -23,8 +23,10 @@ same step, as one does that always needs too much memory. Else it is unplanned, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from math import inf
 from signal import SIGKILL
 
@@ -119,9 +121,167 @@ class Effect:
         return was_there and ended.exited_rank in self.ranks
 
     @property
+    def spans(self) -> tuple[tuple[float, float], ...]:
+        """The times (from, to) in which it was at work, both included; see `is_at_work`."""
+        returned = 0.0 if self.detected is None else inf if self.returned is None else self.returned
+        if not self.is_loss:
+            return ((self.injected, max(self._over, returned)),)
+        if self.repair_started is None:
+            return ((self.injected, self._over),)
+        return (self.injected, self._over), (max(self.injected, self.repair_started), returned)
+
+    @property
+    def is_instant(self) -> bool:
+        """Whether it is done in an instant, and takes nobody away."""
+        return not self.is_loss and not self.goes_on
+
+    @property
     def _over(self) -> float:
         over = self.settled if self.goes_on or self.is_of_coordinator else self.recovered
         return inf if over is None else over
+
+
+class _Effects:
+    """The effects of a job by when they were injected, and by what they affect.
+
+    Losses are explained in the order of time, so an effect that is over is looked at once more and then no longer: what
+    a loss costs does not go with the number of faults before it.
+    """
+
+    def __init__(self, *, is_command: bool) -> None:
+        self._is_command = is_command
+        self._numbers: dict[int, int] = {}
+        self._every: list[Effect] = []
+        self._instants: list[Effect] = []
+        # Those that may be at work, and by what they affect those that may explain a loss of it.
+        self._active: list[Effect] = []
+        self._is_active: set[int] = set()
+        self._of: dict[Culprit, list[Effect]] = {}
+        self._newest_of: dict[Culprit, Effect] = {}
+
+    def add(self, effect: Effect) -> None:
+        """A fault was injected."""
+        self._numbers[effect.incident] = len(self._numbers)
+        insort(self._every, effect, key=_injected)
+        if effect.is_instant:
+            insort(self._instants, effect, key=_injected)
+        for culprit in [*effect.ranks, *([COORDINATOR] if effect.is_of_coordinator else [])]:
+            own = self._of.setdefault(culprit, [])
+            insort(own, effect, key=_injected)
+            self._newest_of[culprit] = own[-1]
+        self.changed(effect)
+
+    def changed(self, effect: Effect) -> None:
+        """It may be at work again."""
+        if effect.incident not in self._is_active:
+            self._is_active.add(effect.incident)
+            insort(self._active, effect, key=_injected)
+
+    def candidates(self, at: float, oldest: float) -> list[Effect]:
+        """Of a command's job those that may explain a loss at that time, by when they were injected.
+
+        Nobody asks for a time before `oldest` any more. Of those that were done in an instant the last one stands for
+        all.
+        """
+        kept = [effect for effect in self._active if any(until >= oldest for _, until in self._spans(effect))]
+        if len(kept) < len(self._active):
+            self._active, self._is_active = kept, {effect.incident for effect in kept}
+        found = {effect.incident: effect for effect in kept}
+        number = bisect_right(self._instants, at, key=_injected)
+        for effect in self._instants[max(0, number - 1) : number]:
+            found[effect.incident] = effect
+        return sorted(found.values(), key=_injected)
+
+    def latest_at_work(self, at: float) -> Effect | None:
+        """Of those on ranks that were at work at that time, the one injected last; nobody asks for an earlier time."""
+        kept: list[Effect] = []
+        found: Effect | None = None
+        while self._active and found is None:
+            effect = self._active.pop()
+            if effect.ranks and effect.is_at_work(at):
+                found = effect
+            if any(until >= at for _, until in effect.spans):
+                kept.append(effect)
+            else:
+                self._is_active.discard(effect.incident)
+        self._active += reversed(kept)
+        return found
+
+    def explaining(self, lost: Culprit, at: float, how: str | None) -> Effect | None:
+        """Of those that explain a loss (see `Effect.explains`), the one injected last."""
+        affected = lost if isinstance(lost, int) else COORDINATOR
+        if how == FOR_NUMBERS and isinstance(lost, int):
+            # Wrong numbers may be found at any time later.
+            return self._newest_of.get(lost)
+        own = self._of.get(affected, [])
+        # What does not explain it does not explain a later loss either.
+        while own and not own[-1].explains(lost, at, how):
+            own.pop()
+        return own[-1] if own else None
+
+    def injected_between(self, since: float, until: float) -> Iterable[int]:
+        """The incidents injected after `since` and before `until`."""
+        first = bisect_right(self._every, since, key=_injected)
+        last = bisect_left(self._every, until, key=_injected)
+        return (effect.incident for effect in self._every[first:last])
+
+    def at_work_at(self, times: Sequence[float]) -> list[set[int]]:
+        """The incidents that were at work at each of `times`, or of a command's job had consequences."""
+        each = ((*span, effect.incident) for effect in self._every for span in self._spans(effect))
+        spans = sorted(span for span in each if span[0] <= span[1])
+        found: list[set[int]] = [set() for _ in times]
+        active: list[tuple[float, int]] = []
+        place = 0
+        for number in sorted(range(len(times)), key=times.__getitem__):
+            at = times[number]
+            while place < len(spans) and spans[place][0] <= at:
+                heappush(active, spans[place][1:])
+                place += 1
+            while active and active[0][0] < at:
+                heappop(active)
+            found[number] = {incident for _, incident in active}
+        return found
+
+    def in_order(self, incidents: Collection[int]) -> tuple[int, ...]:
+        """The same incidents in the order in which they were told."""
+        return tuple(sorted(incidents, key=self._numbers.__getitem__))
+
+    def _spans(self, effect: Effect) -> Sequence[tuple[float, float]]:
+        if not self._is_command:
+            return effect.spans
+        return (*effect.spans, (effect.injected, inf if effect.progressed is None else effect.progressed))
+
+
+class _Killers:
+    """Which processes any fault may have ended by SIGKILL, looked up without a look at every fault."""
+
+    def __init__(self) -> None:
+        self._pids: set[int] = set()
+        # By rank: the last attempt in which a fault on it was there.
+        self._until_attempt: dict[int, float] = {}
+
+    def add(self, effect: Effect) -> None:
+        """Another fault."""
+        self._pids |= effect.pids
+        until = inf if effect.goes_on else float(effect.attempt)
+        for rank in effect.ranks:
+            self._until_attempt[rank] = max(until, self._until_attempt.get(rank, until))
+
+    def may_have_ended(self, ended: ProcessExited) -> bool:
+        """Whether `Effect.is_killer_of` holds of any of the faults."""
+        if ended.exited_pid in self._pids:
+            return True
+        if ended.exited_rank is None or ended.exited_rank not in self._until_attempt:
+            return False
+        return ended.rank_attempt is None or ended.rank_attempt <= self._until_attempt[ended.exited_rank]
+
+
+def _injected(effect: Effect) -> float:
+    return effect.injected
+
+
+def _happened(record: Record) -> float:
+    return record.monotonic_seconds
 
 
 @dataclass(slots=True)
@@ -193,21 +353,29 @@ class Attribution:
         self._failed: dict[int, ProcessExited] = {}
         self._finished_pids: set[int] = set()
         self.effects: dict[int, Effect] = {}
+        self._known = _Effects(is_command=is_command)
+        self._killers = _Killers()
         self.losses: list[Loss] = []
         # The newest loss of each, and those of which it is not back yet.
         self._last_of: dict[Culprit, Loss] = {}
         self._away: dict[Culprit, list[Loss]] = {}
+        # By rank, the effects that it was lost to, as long as it is not back.
+        self._lost_to: dict[Culprit, dict[int, Effect]] = {}
         self._steps = steps.every
+        # Those that can show that the job is past a loss.
+        self._fit = steps.every_fit
         self._exits: dict[int, ProcessExited] = {}
         self._node_of: dict[int, int] = {}
         self._supervisors: list[ProcessExited] = []
         self._regroups: list[float] = []
+        # Effects on the coordinator that is not back yet.
+        self._coordinators_lost: list[Effect] = []
         self._is_ending = False
         # The coordinator said goodbye: what still runs is ended by the tool.
         self._is_over = False
         # Of a command: its first steps, whether their numbers go on in later attempts, its attempt, and the launchers
         # that run.
-        self._first_steps, self._is_counted = steps.first, True
+        self._first_steps, self._is_counted = steps.first_fit, True
         self._attempt = 0
         self._launchers: set[int] = set()
         self._launchers_are_gone = False
@@ -238,17 +406,19 @@ class Attribution:
             else:
                 groups.append([loss])
             resumed = self._resumed([loss])[0]
-        return tuple(self._told(group) for group in groups)
+        at_work = self._known.at_work_at([min(loss.since for loss in group) for group in groups])
+        return tuple(self._told(group, found) for group, found in zip(groups, at_work, strict=True))
 
-    def _told(self, group: list[Loss]) -> UnplannedLoss:
+    def _told(self, group: list[Loss], at_work: Collection[int]) -> UnplannedLoss:
+        """What is told of losses; `at_work` are the incidents that were when the first of them came."""
         since, back = min(loss.since for loss in group), [loss.back for loss in group]
         known = [at for at in back if at is not None]
         resumed, recovered = self._resumed(group)
         until = inf if recovered is None else recovered
         nodes = {self._node_of.get(loss.lost) for loss in group if isinstance(loss.lost, int)}
-        supervisors = [
-            one for one in self._supervisors if one.exited_node in nodes and since <= one.monotonic_seconds <= until
-        ]
+        first = bisect_left(self._supervisors, since, key=_happened)
+        last = bisect_right(self._supervisors, until, key=_happened)
+        supervisors = [one for one in self._supervisors[first:last] if one.exited_node in nodes]
         codes = {loss.exit_code for loss in group} | {one.exit for one in supervisors}
         return UnplannedLoss(
             lost=tuple(dict.fromkeys(sorted((loss.lost for loss in group), key=str))),
@@ -260,13 +430,7 @@ class Attribution:
             resumed=resumed,
             recovered=recovered,
             rejoined=max(known) if len(known) == len(back) else None,
-            mixed_with=tuple(
-                effect.incident
-                for effect in self.effects.values()
-                if effect.is_at_work(since)
-                or since < effect.injected < until
-                or (self._is_command and effect.has_consequences(since))
-            ),
+            mixed_with=self._known.in_order({*at_work, *self._known.injected_between(since, until)}),
             with_supervisor=bool(supervisors),
             pids=tuple(loss.pid for loss in group if loss.pid is not None),
             attempts=tuple(sorted({loss.attempt for loss in group if loss.attempt is not None})),
@@ -275,7 +439,7 @@ class Attribution:
     def _resumed(self, group: Sequence[Loss]) -> tuple[float | None, float | None]:
         """When the job was at work again after those losses, and when it committed what it then began."""
         at = max(loss.at for loss in group)
-        steps = showing_recovery(self._steps, at)
+        steps = showing_recovery(self._fit, at)
         if any(loss.lost == LAUNCHER for loss in group) and (before := num_committed(self._steps, at)):
             # Its ranks train on for a moment, until they are ended, too: only a later attempt is a recovery.
             steps = (step for step in steps if step.epoch > self._steps[before - 1].epoch)
@@ -283,8 +447,9 @@ class Attribution:
         if step is None:
             return None, None
         # Who begins it is told of the regroup before the coordinator says that it is over.
-        regrouped = [one for one in self._regroups if at <= one <= step.committed_seconds]
-        return max([step.began_seconds, *regrouped]), step.committed_seconds
+        last = bisect_right(self._regroups, step.committed_seconds) - 1
+        regrouped = self._regroups[last] if last >= 0 and self._regroups[last] >= at else step.began_seconds
+        return max(step.began_seconds, regrouped), step.committed_seconds
 
     # ---- what happened ----
 
@@ -342,9 +507,9 @@ class Attribution:
                 self._join(record.members or (), at)
             case CoordinatorRestarted():
                 self._join([COORDINATOR], at)
-                for effect in self.effects.values():
-                    if effect.is_of_coordinator and effect.settled is None:
-                        effect.settled = at
+                for effect in self._coordinators_lost:
+                    effect.settled = at if effect.settled is None else effect.settled
+                self._coordinators_lost.clear()
             case _:
                 pass
 
@@ -361,7 +526,11 @@ class Attribution:
             attempt=self._attempt,
         )
         effect.progressed = self._progressed(effect, record.monotonic_seconds)
-        self.effects.setdefault(effect.incident, effect)
+        if self.effects.setdefault(effect.incident, effect) is effect:
+            self._known.add(effect)
+            self._killers.add(effect)
+            if effect.is_of_coordinator:
+                self._coordinators_lost.append(effect)
 
     def _tell(self, effect: Effect, record: Undone | RepairStarted | Unverified) -> None:
         match record:
@@ -374,9 +543,10 @@ class Attribution:
                     effect.progressed = self._progressed(effect, record.monotonic_seconds)
             case RepairStarted():
                 effect.repair_started = record.monotonic_seconds
+        self._known.changed(effect)
 
     def _committed_after(self, at: float) -> float | None:
-        step = next(showing_recovery(self._steps, at), None)
+        step = next(showing_recovery(self._fit, at), None)
         return None if step is None else step.committed_seconds
 
     def _progressed(self, effect: Effect, at: float) -> float | None:
@@ -394,6 +564,7 @@ class Attribution:
         self._is_counted = False
         for effect in self.effects.values():
             effect.progressed = effect.settled if effect.goes_on else effect.recovered
+            self._known.changed(effect)
 
     def _exit(self, rank: int, record: ProcessExited) -> None:
         loss = self._last_of.get(rank)
@@ -436,9 +607,11 @@ class Attribution:
         """Of a command's rank or launcher that ended."""
         is_killed = loss.exit_code == -SIGKILL and isinstance(loss.lost, int) and ended is not None
         before = self._killed if is_killed and _is_same_death(self._killed, loss) else None
-        is_ours = ended is not None and any(effect.is_killer_of(ended) for effect in self.effects.values())
+        is_ours = ended is not None and self._killers.may_have_ended(ended)
         self._killed = loss if is_killed and not is_ours else None
-        for effect in sorted(self.effects.values(), key=lambda effect: effect.injected):
+        # What ended an attempt is looked at when the next one has begun: others may be asked for of an earlier time.
+        oldest = min([loss.at, *(one.monotonic_seconds for one in self._failed.values())])
+        for effect in self._known.candidates(loss.at, oldest):
             is_instant = not effect.is_loss and not effect.goes_on and effect.injected <= loss.at
             # Wrong numbers make a process fail, soon or late. SIGKILL comes from outside of it.
             is_instant = is_instant and loss.exit_code != -SIGKILL
@@ -456,8 +629,7 @@ class Attribution:
         if self._is_command:
             self._explain_end(loss, ended)
             return
-        latest_first = sorted(self.effects.values(), key=lambda effect: effect.injected, reverse=True)
-        own = next((effect for effect in latest_first if effect.explains(loss.lost, loss.at, loss.how)), None)
+        own = self._known.explaining(loss.lost, loss.at, loss.how)
         if own is not None:
             loss.incident = own.incident
             own.detected = loss.at if own.detected is None else own.detected
@@ -465,8 +637,10 @@ class Attribution:
                 own.missing.add(loss.lost)
                 own.gone.add(loss.lost)
                 own.returned = None
+                self._lost_to.setdefault(loss.lost, {})[own.incident] = own
+            self._known.changed(own)
         elif loss.how in _EVICTIONS:
-            answered = next((effect for effect in latest_first if effect.ranks and effect.is_at_work(loss.at)), None)
+            answered = self._known.latest_at_work(loss.at)
             if answered is not None:
                 loss.incident, loss.is_answer = answered.incident, True
 
@@ -474,18 +648,35 @@ class Attribution:
         back = frozenset(members)
         for loss in (loss for member in back & self._away.keys() for loss in self._away.pop(member)):
             loss.back = at if loss.back is None else loss.back
-        for effect in self.effects.values():
-            if returned := effect.gone & back:
-                effect.back |= dict.fromkeys((rank for rank in effect.gone if rank in back), at)
-                effect.gone -= returned
-                effect.returned = effect.returned if effect.gone else at
+        touched: dict[int, Effect] = {}
+        for rank in back & self._lost_to.keys():
+            for effect in self._lost_to[rank].values():
+                if rank in effect.gone:
+                    touched[effect.incident] = effect
+                    effect.back[rank] = at
+                    effect.gone.discard(rank)
+            self._forget(rank)
+        for effect in touched.values():
+            effect.returned = effect.returned if effect.gone else at
 
     def _rejoin(self, ranks: frozenset[int], at: float) -> None:
-        for effect in self.effects.values():
-            if effect.missing & ranks:
-                effect.missing -= ranks
-                if not effect.missing and effect.rejoined is None:
-                    effect.rejoined = at
+        touched: dict[int, Effect] = {}
+        for rank in ranks & self._lost_to.keys():
+            for effect in self._lost_to[rank].values():
+                if rank in effect.missing:
+                    touched[effect.incident] = effect
+                    effect.missing.discard(rank)
+            self._forget(rank)
+        for effect in touched.values():
+            if not effect.missing and effect.rejoined is None:
+                effect.rejoined = at
+
+    def _forget(self, rank: Culprit) -> None:
+        """Effects that a rank is back from are of no more interest when it comes back once more."""
+        effects = self._lost_to.pop(rank)
+        own = {number: one for number, one in effects.items() if rank in one.gone or rank in one.missing}
+        if own:
+            self._lost_to[rank] = own
 
 
 def _is_same_death(before: Loss | None, loss: Loss) -> bool:
