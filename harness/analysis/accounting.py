@@ -114,10 +114,11 @@ def partition(timeline: Timeline) -> tuple[Segment, ...]:
     unplanned to none.
     """
     injections = sorted((i.injected, i.incident) for i in timeline.incidents if i.injected is not None)
+    injected = [time for time, _ in injections]
     segments: list[Segment] = []
     for stretch in _stretches(timeline, timeline.ended_seconds):
         pieces: list[tuple[Segment, int | None]] = []
-        for left, right, claim in stretch.resolve([time for time, _ in injections]):
+        for left, right, claim in stretch.resolve(injected):
             latest = bisect_right(injections, (left, inf)) - 1
             owner = claim.incident if claim.incident is not None else injections[latest][1] if latest >= 0 else None
             owner = None if claim.cause == UNPLANNED else owner
@@ -241,8 +242,10 @@ def _stretches(timeline: Timeline, until_seconds: float) -> Iterable[_Stretch]:
         since, num_taken = num_taken, bisect_left(claims, right, key=lambda claim: claim.start)
         active = [claim for claim in (*active, *claims[since:num_taken]) if claim.end > left]
         if left < right:
-            away = [(max(since, left), min(until, right)) for since, until in absences]
-            away = [(since, until) for since, until in away if since < until]
+            # They do not overlap, so that their ends are in order, too.
+            first_away = bisect_right(absences, left, key=lambda absence: absence[1])
+            last_away = bisect_left(absences, right, key=lambda absence: absence[0])
+            away = [(max(since, left), min(until, right)) for since, until in absences[first_away:last_away]]
             yield _Stretch(timeline, first, behind, left, right, epochs, tuple(active), away)
 
 
@@ -304,9 +307,7 @@ def _absences(timeline: Timeline) -> Iterable[tuple[float, float]]:
 
 def _absence_cause(timeline: Timeline, at: float) -> str:
     """What standing still at that time went into: a coordinator that was lost without a fault is nobody's restart."""
-    lost = ((loss.since, loss.rejoined) for loss in timeline.unplanned if COORDINATOR in loss.lost)
-    is_unplanned = any(since <= at and (back is None or at < back) for since, back in lost)
-    return UNPLANNED if is_unplanned else "restart"
+    return UNPLANNED if timeline.lacks_coordinator(at) else "restart"
 
 
 def _incident_claims(incident: MeasuredIncident, timeline: Timeline) -> Iterable[Claim]:
@@ -367,7 +368,8 @@ def _thrown_away(
         return
     since, following = _last_commit(steps, lost_at), _next_commit(steps, lost_at)
     until = inf if following is None else following.began_seconds
-    lost_ratios = [lost for at, lost in timeline.completions if lost_at <= at <= until]
+    first, last = bisect_left(timeline.completions, (lost_at, -inf)), bisect_right(timeline.completions, (until, inf))
+    lost_ratios = [lost for _, lost in timeline.completions[first:last]]
     kept_ratio = prod(1.0 - lost for lost in lost_ratios) if lost_ratios else 0.0
     turn = since + kept_ratio * (lost_at - since)
     yield Claim(since, turn, Strength.ATTEMPT, PRODUCTIVE, incident)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Literal
 
 from harness.analysis.attribution import COORDINATOR, FOR_NUMBERS, Culprit, Loss
@@ -66,26 +68,33 @@ def diagnose(main: Iterable[Record], timeline: Timeline) -> Diagnoses:
         for incident in incidents
         if incident.injected is not None and incident.verified is not None and (affected := _affected(incident))
     }
-    begun = sorted((incident.injected, incident.incident) for incident in incidents if incident.injected is not None)
+    begun = _Begun(
+        sorted(
+            (incident.injected, incident.incident)
+            for incident in incidents
+            if incident.injected is not None and incident.incident in found
+        ),
+        found,
+    )
+    losses = _Losses(timeline.losses)
     num_false = 0
     for record in main:
-        at = record.monotonic_seconds
-        for culprit in _culprits(record, [diagnosis.affected for diagnosis in found.values()]):
-            if (loss := _unplanned(culprit, record, timeline.losses)) is not None:
+        at, lost = record.monotonic_seconds, _lost(record)
+        for culprit in _culprits(record, begun):
+            if lost is not None and (loss := losses.unplanned(culprit, lost, at)) is not None:
                 num_false += loss.how == FOR_NUMBERS
                 continue
-            before = [number for injected, number in begun if injected <= at and number in found]
-            if not before:
+            last = begun.last(at)
+            if last is None:
                 num_false += 1
                 continue
-            own = [number for number in before if culprit in found[number].affected]
-            diagnosis = found[own[-1] if own else before[-1]]
-            if not own and culprit not in diagnosis.named:
+            own = begun.last_of(culprit, at)
+            diagnosis = found[last[1] if own is None else own[1]]
+            if own is None and culprit not in diagnosis.named:
                 num_false += 1
             diagnosis.named.add(culprit)
-            if own and diagnosis.seconds is None:
-                injected = next(time for time, number in begun if number == own[-1])
-                diagnosis.seconds = at - injected
+            if own is not None and diagnosis.seconds is None:
+                diagnosis.seconds = at - own[0]
                 diagnosis.how = (record.how if isinstance(record, Detected | CulpritNamed) else None) or record.kind
     num_affected = sum(len(diagnosis.affected) for diagnosis in found.values())
     num_right = sum(len(diagnosis.affected & diagnosis.named) for diagnosis in found.values())
@@ -98,22 +107,69 @@ def diagnose(main: Iterable[Record], timeline: Timeline) -> Diagnoses:
     )
 
 
-def _unplanned(culprit: Culprit, record: Record, losses: Sequence[Loss]) -> Loss | None:
-    """The loss that it tells of, if it is one that no fault explains."""
-    lost: Sequence[Culprit]
+class _Begun:
+    """When which of the incidents that count were injected, and whom they affected."""
+
+    def __init__(self, begun: Sequence[tuple[float, int]], found: Mapping[int, Diagnosis]) -> None:
+        self._every = begun
+        self._of: dict[Culprit, list[tuple[float, int]]] = {}
+        for injected, number in begun:
+            for culprit in found[number].affected:
+                self._of.setdefault(culprit, []).append((injected, number))
+        self._together: dict[frozenset[Culprit], bool] = {}
+
+    def last(self, at: float) -> tuple[float, int] | None:
+        """The one that was injected last by then."""
+        return _last_by(self._every, at)
+
+    def last_of(self, culprit: Culprit, at: float) -> tuple[float, int] | None:
+        """The same of those that affected `culprit`."""
+        return _last_by(self._of.get(culprit, ()), at)
+
+    def affect_all(self, culprits: frozenset[Culprit]) -> bool:
+        """Whether one incident affected all of them."""
+        known = self._together.get(culprits)
+        if known is None:
+            each = sorted((self._of.get(culprit, ()) for culprit in culprits), key=len)
+            known = bool(each) and bool(set(each[0]).intersection(*each[1:]))
+            self._together[culprits] = known
+        return known
+
+
+def _last_by(begun: Sequence[tuple[float, int]], at: float) -> tuple[float, int] | None:
+    number = bisect_right(begun, (at, inf))
+    return begun[number - 1] if number else None
+
+
+class _Losses:
+    """The losses of a job, by who was lost."""
+
+    def __init__(self, losses: Sequence[Loss]) -> None:
+        self._of: dict[Culprit, list[Loss]] = {}
+        for loss in sorted(losses, key=lambda loss: loss.at):
+            self._of.setdefault(loss.lost, []).append(loss)
+
+    def unplanned(self, culprit: Culprit, lost: Mapping[Culprit, None], at: float) -> Loss | None:
+        """The loss of which it was told then, if it is one that no fault explains."""
+        # Of a cut link both ends are named, of which one is lost.
+        told = culprit if culprit in lost or not lost else next(iter(lost))
+        own = self._of.get(told, ())
+        number = bisect_right(own, at, key=lambda loss: loss.at)
+        loss = own[number - 1] if number else None
+        return loss if loss is not None and loss.incident is None else None
+
+
+def _lost(record: Record) -> Mapping[Culprit, None] | None:
+    """Who is lost by `record`, in its order; None of one that tells of no loss."""
     match record:
         case Detected():
-            lost = record.lost
+            return dict.fromkeys(record.lost)
         case CulpritNamed():
-            lost = record.ranks
+            return dict.fromkeys(record.ranks)
         case CoordinatorRestarted():
-            lost = [COORDINATOR]
+            return {COORDINATOR: None}
         case _:
             return None
-    # Of a cut link both ends are named, of which one is lost.
-    told = culprit if culprit in lost or not lost else lost[0]
-    loss = next((one for one in reversed(losses) if one.lost == told and one.at <= record.monotonic_seconds), None)
-    return loss if loss is not None and loss.incident is None else None
 
 
 def _affected(incident: MeasuredIncident) -> frozenset[Culprit]:
@@ -122,13 +178,13 @@ def _affected(incident: MeasuredIncident) -> frozenset[Culprit]:
     return frozenset([COORDINATOR]) if incident.target == f"role={COORDINATOR}" else frozenset()
 
 
-def _culprits(record: Record, affected: Sequence[frozenset[Culprit]]) -> Iterable[Culprit]:
+def _culprits(record: Record, begun: _Begun) -> Iterable[Culprit]:
     match record:
         case Detected():
             ends = frozenset[Culprit](rank for link in record.cut_links for rank in link)
             # It named the very link, or some of the links of a partition. That it did without one of the ends is its
             # answer to it, no accusation.
-            is_link = ends and any(ends <= each for each in affected)
+            is_link = ends and begun.affect_all(ends)
             yield from sorted(ends, key=str) if is_link else record.lost
         case CoordinatorRestarted():
             yield COORDINATOR

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,8 +10,9 @@ from math import inf
 from typing import Any
 
 from harness.analysis.attribution import Attribution
-from harness.analysis.regroups import RUNGS, Stall, StateRestore, own_stalls
+from harness.analysis.regroups import RUNGS, OwnStalls, Stall, StateRestore
 from harness.analysis.steps import (
+    CommittedStep,
     Steps,
     median_work_per_second,
     num_committed,
@@ -198,7 +199,12 @@ class MeasuredIncident:
 
     def is_active(self, at: float) -> bool:
         """Whether its verified effect was there at that time."""
-        return self.verified is not None and self.injected is not None and self.injected <= at <= self.over
+        return self.active is not None and self.active[0] <= at <= self.active[1]
+
+    @property
+    def active(self) -> tuple[float, float] | None:
+        """From when to when its verified effect was there."""
+        return None if self.verified is None or self.injected is None else (self.injected, self.over)
 
     def recovered(self, is_over: bool, is_complete: bool) -> bool | None:
         """Whether a step began, was fit and committed after the fault; None when that cannot be known.
@@ -246,15 +252,19 @@ def read_incidents(
     detections, unplanned = attribution.detections, attribution.unplanned
     first_injected = min((injected.monotonic_seconds for injected in injections.values()), default=0.0)
     before = median_work_per_second(undisturbed_baseline(steps.first, first_injected, unplanned))
+    causes = sorted((*detections.values(), *(loss.detected for loss in unplanned)))
+    newest_began = max((step.began_seconds for step in steps.every), default=-inf)
     incidents = []
     for i in sorted(told.plans.keys() | told.firsts.keys()):
         known, firsts = _known(i, told.plans.get(i), told.firsts.get(i, {})), told.firsts.get(i, {})
         if NotDue in firsts:
             continue
         if i in injections:
-            own = own_stalls(i, detections, [loss.detected for loss in unplanned], stalls)
+            own = OwnStalls(detections.get(i), causes, stalls)
             lost = detections.get(i), attribution.effects[i].rejoined
             known |= _phases(injections[i], firsts, *lost, told, steps, own, is_command)
+            # Where nothing shows a recovery, all steps that began after it were left out.
+            known["is_left_out"] = known["committed"] is None and _struck(injections[i], lost[0]) < newest_began
             known["missing"] = tuple(sorted(attribution.effects[i].gone))
             struck = detections.get(i) if injections[i].gives_notice else injections[i].monotonic_seconds
             if before is not None and struck is not None:
@@ -303,20 +313,18 @@ def _phases(
     rejoined: float | None,
     told: _Told,
     steps: Steps,
-    stalls: Sequence[Stall],
+    stalls: OwnStalls,
     is_command: bool,
 ) -> dict[str, Any]:
     """When an incident that fired came to each of its phases."""
     injected, ranks = injection.monotonic_seconds, injection.ranks
-    struck = detected if injection.gives_notice else injected
-    since = inf if struck is None else struck
-    following, progress = (next(showing_recovery(some, since), None) for some in (steps.every, steps.first))
+    since = _struck(injection, detected)
+    following, progress = (next(showing_recovery(some, since), None) for some in (steps.every_fit, steps.first_fit))
     committed = None if following is None else following.committed_seconds
     regroups = [
         stall
-        for stall in stalls
-        if ranks and stall.is_loss and stall.regrouped_seconds is not None and injected <= stall.ended_seconds
-        if committed is None or stall.ended_seconds <= committed
+        for stall in (stalls.between(injected, inf if committed is None else committed) if ranks else ())
+        if stall.is_loss and stall.regrouped_seconds is not None
     ]
     lifted = _at(firsts, RepairStarted)
     if lifted is None and injection.is_loss and not ranks:
@@ -353,8 +361,14 @@ def _phases(
             key=lambda restore: RUNGS.index(restore.rung) if restore.rung in RUNGS else 0,
             default=None,
         ),
-        "is_left_out": following is None and any(step.began_seconds > since for step in steps.every),
     }
+
+
+def _struck(injection: Injected, detected: float | None) -> float:
+    """When it was in the way of training; never of a notice to which the job did not answer."""
+    if not injection.gives_notice:
+        return injection.monotonic_seconds
+    return inf if detected is None else detected
 
 
 def _at(firsts: Mapping[type[Record], OfIncident], kind: type[OfIncident]) -> float | None:
@@ -370,9 +384,10 @@ def _is_restarted(told: _Told, detected: float | None, committed: float | None) 
 
 def _restored(steps: Steps, injected: float, before_work_per_second: float) -> float | None:
     """When the first of `RESTORED_STEPS` steps in a row was committed that were as quick as before the fault."""
-    key = "restored", injected, before_work_per_second
-    # Which step was the first that may begin such a row, when this was looked for the last time.
-    index = steps.memo.get(key, num_committed(steps.first, injected))
+    index = num_committed(steps.first, injected)
+    # Steps of later blocks all begin after it, so that rows of them are the same for all incidents.
+    following = bisect_right(steps.cuts, index)
+    block_end = steps.cuts[following] if following < len(steps.cuts) else len(steps.first)
     row: list[int] = []
     for number in range(index, len(steps.first)):
         step = steps.first[number]
@@ -381,14 +396,34 @@ def _restored(steps: Steps, injected: float, before_work_per_second: float) -> f
         row.append(number)
         if len(row) < RESTORED_STEPS:
             continue
-        window = [steps.first[one] for one in row]
-        seconds = sum(step.duration_seconds for step in window)
-        if sum(step.work for step in window) >= RESTORED_RATIO * before_work_per_second * seconds:
-            steps.memo[key] = row[0]
-            return window[0].committed_seconds
+        if row[0] >= block_end:
+            break
+        if _are_quick([steps.first[one] for one in row], before_work_per_second):
+            return steps.first[row[0]].committed_seconds
         del row[0]
-    steps.memo[key] = row[0] if row else len(steps.first)
-    return None
+    quick = _quick_rows(steps, before_work_per_second)
+    place = bisect_left(quick, block_end)
+    return steps.first[quick[place]].committed_seconds if place < len(quick) else None
+
+
+def _quick_rows(steps: Steps, before_work_per_second: float) -> Sequence[int]:
+    """The first steps of all rows of steps that were fit, and as quick as before the fault; kept in the memo."""
+    key = "restored", before_work_per_second
+    found, row, num_known = steps.memo.get(key, ([], [], 0))
+    for number in range(num_known, len(steps.first)):
+        if not steps.first[number].is_left_out:
+            row.append(number)
+        if len(row) == RESTORED_STEPS:
+            if _are_quick([steps.first[one] for one in row], before_work_per_second):
+                found.append(row[0])
+            del row[0]
+    steps.memo[key] = found, row, len(steps.first)
+    return found
+
+
+def _are_quick(row: Sequence[CommittedStep], before_work_per_second: float) -> bool:
+    seconds = sum(step.duration_seconds for step in row)
+    return sum(step.work for step in row) >= RESTORED_RATIO * before_work_per_second * seconds
 
 
 def _difference(start: float | None, end: float | None) -> float | None:

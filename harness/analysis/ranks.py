@@ -32,6 +32,8 @@ FIDELITY = "telemetry"
 STARTING, UP, GONE, RESTARTING, WAITING = "starting", "up", "gone", "restarting", "waiting"
 """States of a rank: not heard of yet; a member; lost; its new process is there; that waits for the next boundary."""
 _MAX_RANKS = 4096
+# NVIDIA has fewer.
+_MAX_XIDS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,5 +139,12 @@ class Ranks:
             ecc_sbe=known.ecc_sbe + told.ecc_sbe,
             ecc_dbe=known.ecc_dbe + told.ecc_dbe,
             last_xid=xid,
-            xids={**known.xids, xid: known.xids.get(xid, 0) + 1},
+            xids=_counted(known.xids, xid),
         )
+
+
+def _counted(xids: Mapping[int, int], xid: int) -> Mapping[int, int]:
+    """One more of a number; of very many numbers only those that came first are told apart."""
+    if xid not in xids and len(xids) >= _MAX_XIDS:
+        return xids
+    return {**xids, xid: xids.get(xid, 0) + 1}

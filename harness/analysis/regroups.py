@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.analysis.steps import CommittedStep, committed_seconds, num_committed
@@ -141,23 +141,33 @@ def _rung_of(told: CheckpointRestored | SnapshotRestored | None) -> str | None:
     return "parity" if told.rebuilt_nodes else "snapshot"
 
 
-def own_stalls(
-    incident: int, detections: Mapping[int, float], unplanned: Sequence[float], stalls: Sequence[Stall]
-) -> tuple[Stall, ...]:
-    """The stalls that may be of `incident`: not those that others brought about, over before it was detected.
+class OwnStalls:
+    """The stalls that may be of one incident: not those that others brought about, over before it was detected.
 
     A rank that is slow, or whose numbers are wrong, is lost to nobody; what is affected with it may be. A link that
-    comes and goes may be noticed long after a rank that died at the same moment. `unplanned` are the times at which
-    losses were detected that no fault explains.
+    comes and goes may be noticed long after a rank that died at the same moment. `causes` are the times at which
+    anything was detected, by time; `stalls` are those of the job in their order.
     """
-    detected = detections.get(incident)
-    every = sorted((*detections.values(), *unplanned))
-    return tuple(
-        stall
-        for stall in stalls
-        if (detected is not None and detected <= stall.ended_seconds)
-        or bisect_left(every, stall.began_seconds) == bisect_right(every, stall.ended_seconds)
-    )
+
+    def __init__(self, detected: float | None, causes: Sequence[float], stalls: Sequence[Stall]) -> None:
+        self._detected = detected
+        self._causes = causes
+        self._stalls = stalls
+
+    def between(self, since: float, until: float) -> Iterator[Stall]:
+        """Those that ended in that time."""
+        first = bisect_left(self._stalls, since, key=_ended)
+        last = bisect_right(self._stalls, until, key=_ended)
+        return (self._stalls[index] for index in range(first, last) if self._may_own(self._stalls[index]))
+
+    def _may_own(self, stall: Stall) -> bool:
+        if self._detected is not None and self._detected <= stall.ended_seconds:
+            return True
+        return bisect_left(self._causes, stall.began_seconds) == bisect_right(self._causes, stall.ended_seconds)
+
+
+def _ended(stall: Stall) -> float:
+    return stall.ended_seconds
 
 
 def coordinator_downs(main: Iterable[Record], ended_seconds: float) -> tuple[tuple[float, float], ...]:

@@ -94,6 +94,16 @@ class Steps:
             return self.first
         return tuple(sorted((*self.first, *self.redone), key=committed_seconds))
 
+    @cached_property
+    def first_fit(self) -> tuple[CommittedStep, ...]:
+        """Those of `first` that were not left out."""
+        return _fit(self.first)
+
+    @cached_property
+    def every_fit(self) -> tuple[CommittedStep, ...]:
+        """Those of `every` that were not left out."""
+        return _fit(self.every) if self.redone else self.first_fit
+
     @property
     def blocks(self) -> Iterator[tuple[int, int]]:
         """(from, up to but without) of `first`, one block after the other; the last one may still grow."""
@@ -114,6 +124,11 @@ class Steps:
                 if end <= closed:
                     self.memo[key] = found
             yield found
+
+
+def _fit(steps: tuple[CommittedStep, ...]) -> tuple[CommittedStep, ...]:
+    fit = tuple(step for step in steps if not step.is_left_out)
+    return steps if len(fit) == len(steps) else fit
 
 
 def committed_seconds(step: CommittedStep) -> float:

@@ -69,7 +69,7 @@ def measure(timeline: Timeline) -> Throughput:
         drop_ratio=_drop(during, before),
         whole_run_drop_ratio=_drop(whole_run, before),
         paid_capacity_ratio=_paid(whole_run, before, timeline),
-        noise_ratio=_noise(timeline, _num_within(timeline.steps, windows)),
+        noise_ratio=_noise(timeline, num_within(timeline.steps, windows)),
         num_steps_before=len(timeline.baseline),
         num_steps_after=len(after),
         unit=timeline.steps.unit,
@@ -83,7 +83,7 @@ def drop_ratio(timeline: Timeline) -> float | None:
 
 def _during(timeline: Timeline, windows: Sequence[tuple[float, float]]) -> float | None:
     seconds = sum(end - start for start, end in windows)
-    if seconds <= 0 or (not timeline.is_over and not _num_within(timeline.steps, windows)):
+    if seconds <= 0 or (not timeline.is_over and not num_within(timeline.steps, windows)):
         # Stopped, or cut off, before there was a step under the fault: that is no standstill.
         return None
     return _work_within(timeline.steps, windows) / seconds
@@ -96,13 +96,15 @@ def windows_under_fault(timeline: Timeline) -> list[tuple[float, float]]:
     # The teardown of a job that completed is no training time; one that died stood still until its end.
     end_of_training = last_commit if timeline.is_complete else timeline.ended_seconds
     windows: list[tuple[float, float]] = []
+    losses = sorted(loss.since for loss in timeline.unplanned)
     for incident in sorted(timeline.incidents, key=lambda incident: incident.injected or 0.0):
         if incident.injected is None or incident.verified is None:
             continue
         start = incident.injected
         end = end_of_training if incident.lifted is None else min(incident.lifted, end_of_training)
         # What comes after a loss of another cause is no longer the fault's alone.
-        end = min([end, *(loss.since for loss in timeline.unplanned if loss.since > start)])
+        later = bisect_right(losses, start)
+        end = min(end, losses[later]) if later < len(losses) else end
         if windows and start <= windows[-1][1]:
             windows[-1] = (windows[-1][0], max(windows[-1][1], end))
         elif start < end:
@@ -152,7 +154,7 @@ def _work_of_each_within(steps: Sequence[CommittedStep], windows: Sequence[tuple
     return work
 
 
-def _num_within(steps: Steps, windows: Sequence[tuple[float, float]]) -> int:
+def num_within(steps: Steps, windows: Sequence[tuple[float, float]]) -> int:
     """How many steps committed in one of `windows`; see `is_within`."""
     times = [
         (bisect_left(steps.first, start, key=committed_seconds), num_committed(steps.first, end))

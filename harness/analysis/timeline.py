@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
+from math import inf
 from statistics import median
 from typing import TypeVar
 
@@ -15,9 +16,10 @@ from harness.analysis.command.attempts import COMMAND_RUNTIME, Attempt, read_att
 from harness.analysis.command.fruitless import Fruitless, read_fruitless
 from harness.analysis.command.observation import Observation, read_observation
 from harness.analysis.command.replica_state import ReplicaComparison, compare_replicas
+from harness.analysis.effects import COORDINATOR
 from harness.analysis.history import kept_steps
 from harness.analysis.incident import MeasuredIncident, read_incidents
-from harness.analysis.regroups import Stall, coordinator_downs, read_stalls
+from harness.analysis.regroups import Stall, coordinator_downs, joined_times, read_stalls
 from harness.analysis.steps import CommittedStep, Steps, median_step_seconds, undisturbed_baseline, usual_step_seconds
 from mecefo_runtime.system.command_records import LossNotFinite, StateChecksums
 from mecefo_runtime.system.job_records import (
@@ -231,11 +233,11 @@ class Timeline:
 
     def lacks_unplanned(self, step: CommittedStep) -> bool:
         """Whether `step` ran without a rank whose loss no fault explains, and under no fault."""
-        at = step.began_seconds
-        is_lacking = any(
-            loss.ranks and loss.since <= at and (loss.rejoined is None or at < loss.rejoined) for loss in self.unplanned
-        )
-        return is_lacking and not self.is_under_fault(step)
+        return _is_in(self._lacking, step.began_seconds) and not self.is_under_fault(step)
+
+    def lacks_coordinator(self, at: float) -> bool:
+        """Whether a coordinator that was lost without a fault was away at that time."""
+        return _is_in(self._coordinator_lacking, at)
 
     def why_degraded(self, epochs: Iterable[int], since: float, until: float) -> Hashable:
         """What decides which steps of `epochs` between these times are degraded; empty where none can be."""
@@ -244,7 +246,9 @@ class Timeline:
         faults = tuple((injected[i], min(lifted[i], until)) for i in range(first, end) if lifted[i] > since)
         num_ranks = self.num_ranks or 0
         short = sorted(epoch for epoch in epochs if self.members_of.get(epoch, num_ranks) < num_ranks)
-        lacking = [(loss.since, loss.rejoined) for loss in self.unplanned if loss.ranks and loss.since < until]
+        # They do not overlap, so that their ends are in order, too.
+        first_lacking = bisect_right(self._lacking, since, key=lambda times: times[1])
+        lacking = self._lacking[first_lacking : bisect_left(self._lacking, (until, -inf))]
         return (faults, *short, *lacking) if faults or short else ()
 
     @cached_property
@@ -256,6 +260,16 @@ class Timeline:
     def regrouped(self) -> list[float]:
         """When stalls ended."""
         return sorted(stall.ended_seconds for stall in self.stalls)
+
+    @cached_property
+    def _lacking(self) -> list[tuple[float, float]]:
+        """The times (from, to) without a rank whose loss no fault explains, in order, those that overlap joined."""
+        return joined_times((loss.since, _until(loss)) for loss in self.unplanned if loss.ranks)
+
+    @cached_property
+    def _coordinator_lacking(self) -> list[tuple[float, float]]:
+        """The same of the coordinator."""
+        return joined_times((loss.since, _until(loss)) for loss in self.unplanned if COORDINATOR in loss.lost)
 
     @cached_property
     def _in_force(self) -> tuple[list[float], list[float]]:
@@ -290,6 +304,16 @@ class Told:
     began_seconds: float | None
     ended_seconds: float | None
     newest_seconds: float
+
+
+def _until(loss: UnplannedLoss) -> float:
+    return inf if loss.rejoined is None else loss.rejoined
+
+
+def _is_in(times: Sequence[tuple[float, float]], at: float) -> bool:
+    """Whether that is in one of the times (from, up to but without)."""
+    place = bisect_right(times, (at, inf)) - 1
+    return place >= 0 and at < times[place][1]
 
 
 def read(told: Told) -> Timeline:

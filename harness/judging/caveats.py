@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from math import inf
 
 from chaos.faults import registry
@@ -12,7 +14,7 @@ from harness.analysis.command.attempts import COMMAND_RUNTIME, Attempt
 from harness.analysis.incident import RESTORED_STEPS
 from harness.analysis.integrity import LOSS_STEPS
 from harness.analysis.steps import WARM_UP_STEPS, WORK_UNITS
-from harness.analysis.throughput import windows_under_fault
+from harness.analysis.throughput import num_within, windows_under_fault
 from harness.analysis.timeline import NOT_COUNTED, Timeline
 from harness.analysis.words import count, exit_text, name_numbers, name_ranks, name_seconds
 from harness.judging.shared_badput import shared_badput
@@ -367,7 +369,12 @@ def _of_the_checkpoints(timeline: Timeline | None) -> list[str]:
     if timeline is None or not unsaved:
         return []
     step, (_, reason) = next(iter(unsaved.items()))
-    of_faults = sum(any(one.is_active(at) for one in timeline.incidents) for at, _ in unsaved.values())
+    active = sorted(one.active for one in timeline.incidents if one.active is not None)
+    longest = list(accumulate((until for _, until in active), max))
+    begun = (bisect_right(active, (at, inf)) for at, _ in unsaved.values())
+    of_faults = sum(
+        number > 0 and at <= longest[number - 1] for number, (at, _) in zip(begun, unsaved.values(), strict=True)
+    )
     while_active = f", {of_faults} of them while a fault was active" if of_faults else ""
     older = "an older one, or to its start" if len(unsaved) < timeline.num_checkpoints else "its start"
     return [
@@ -415,7 +422,7 @@ def _outlasted(timeline: Timeline) -> Iterator[tuple[int, str]]:
     for one in timeline.incidents:
         if one.outlasted and one.injected is not None:
             until = inf if one.lifted is None else one.lifted
-            steps = sum(one.injected <= step.committed_seconds <= until for step in timeline.steps.first)
+            steps = num_within(timeline.steps, [(one.injected, until)])
             yield (
                 one.incident,
                 f"Incident {one.incident}: {one.fault} was to last {one.outlasted} and went on for "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 
 from harness.analysis.command.attempts import COMMAND_RUNTIME
 from harness.analysis.state import RunState
@@ -57,15 +57,16 @@ def _gaps(state: RunState) -> Iterator[str]:
             # A script may leave out steps, or number them as it likes.
             continue
         steps = sorted(state.last_steps(job, state.num_steps(job)[0]), key=lambda one: one.step)
-        missing = [
-            number
+        # Not number by number: a damaged one may be any.
+        gaps = [
+            range(one.step + 1, after.step)
             for one, after in pairwise(steps)
-            if one.epoch == after.epoch
-            for number in range(one.step + 1, after.step)
+            if one.epoch == after.epoch and one.step + 1 < after.step
         ]
-        if missing:
-            which = name_numbers("step", missing[:_NAMED_LINES])
-            more = f" and {len(missing) - _NAMED_LINES} more" if len(missing) > _NAMED_LINES else ""
+        if gaps:
+            num_missing = sum(gap.stop - gap.start for gap in gaps)
+            which = name_numbers("step", islice(chain.from_iterable(gaps), _NAMED_LINES))
+            more = f" and {num_missing - _NAMED_LINES} more" if num_missing > _NAMED_LINES else ""
             yield f"the {whose} has no step_committed of {which}{more}, though the same ranks took later steps"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import fsum, inf
 
 from harness.analysis.accounting import Segment, partition
@@ -19,38 +20,46 @@ _IN_DOUBT = frozenset({"regroup", "transfer", "repeated_work", "degraded_speed",
 
 @dataclass(frozen=True, slots=True)
 class SharedBadput:
-    """So many seconds of the badput that `incident` answers for came while `others`, injected before, were at work."""
+    """So many seconds of the badput that `incident` answers for came while others, injected before, were at work.
+
+    `times` are those of all incidents, by when they were injected, of which `num_before` came before this one; its own
+    badput in doubt began at `first_seconds`.
+    """
 
     incident: int
-    others: tuple[int, ...]
     seconds: float
+    times: Sequence[tuple[int, float, float]]
+    num_before: int
+    first_seconds: float
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """Those incidents. They are looked for when they are told: of many that are at work together few are."""
+        since = self.times[self.num_before][1]
+        earliest = max(since, self.first_seconds)
+        return tuple(sorted(other for other, _, until in self.times[: self.num_before] if until > earliest))
 
 
 def shared_badput(timeline: Timeline) -> tuple[SharedBadput, ...]:
     """By incident, in the order of injection; without those that were alone."""
     times = sorted(_times(timeline), key=lambda one: one[1:])
-    together: dict[int, list[tuple[int, float]]] = {}
-    active: list[tuple[int, float]] = []
-    for number, since, until in times:
-        active = [one for one in active if one[1] > since]
-        if active:
-            together[number] = active.copy()
-        active.append((number, until))
+    # Until when one of those before was at work.
+    longest = list(accumulate((until for _, _, until in times), max, initial=-inf))
+    together = {number: place for place, (number, since, _) in enumerate(times) if longest[place] > since}
     if not together:
         return ()
     own: dict[int, list[Segment]] = {}
     for segment in partition(timeline):
         if segment.incident in together and segment.cause in _IN_DOUBT:
             own.setdefault(segment.incident, []).append(segment)
-    found = (_shared(number, others, own.get(number, ())) for number, others in together.items())
-    return tuple(one for one in found if one.seconds > 0.0)
-
-
-def _shared(number: int, others: Sequence[tuple[int, float]], segments: Sequence[Segment]) -> SharedBadput:
-    last = max(until for _, until in others)
-    seconds = fsum(max(0.0, min(one.end_seconds, last) - one.start_seconds) for one in segments)
-    first = min((one.start_seconds for one in segments), default=inf)
-    return SharedBadput(number, tuple(sorted(other for other, until in others if until > first)), seconds)
+    found: list[SharedBadput] = []
+    for number, place in together.items():
+        segments = own.get(number, ())
+        seconds = fsum(max(0.0, min(one.end_seconds, longest[place]) - one.start_seconds) for one in segments)
+        if seconds > 0.0:
+            first = min(one.start_seconds for one in segments)
+            found.append(SharedBadput(number, seconds, times, place, first))
+    return tuple(found)
 
 
 def _times(timeline: Timeline) -> Iterable[tuple[int, float, float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal
 
 from harness.analysis.incident import MeasuredIncident
@@ -130,10 +131,9 @@ def _left_behind(state: RunState) -> Iterable[tuple[Outcome, str]]:
             yield "dirty", f"left behind: {_listed(things)}; `chaos heal` says what is still there"
     elif state.num_injected:
         yield "inconclusive", "the audit for leftovers is missing"
-    undone = list(state.of(Undone))
+    undone = {one.incident: one.monotonic_seconds for one in state.of(Undone)}
     for failed in state.of(UndoFailed):
-        later = (one for one in undone if one.monotonic_seconds >= failed.monotonic_seconds)
-        if not any(one.incident == failed.incident for one in later):
+        if undone.get(failed.incident, -inf) < failed.monotonic_seconds:
             yield (
                 "dirty",
                 f"incident {failed.incident} was not undone: {failed.reason or 'no reason given'}; "

@@ -91,13 +91,17 @@ def ranks_over_time(curves: Curves, history: History, width: int) -> Markup:
         '<line x1="0" y1="0" x2="0" y2="6" class="hatch"/></pattern></defs>'
     ]
     every = 1 if lane_height > 11 else 2
+    affected: dict[int, list[ActiveFault]] = {}
+    for one in history.affected:
+        for rank in dict.fromkeys(one.ranks):
+            affected.setdefault(rank, []).append(one)
     for row, (rank, lane) in enumerate(curves.lanes.items()):
         top = frame.top + row * lane_height
         if row % every == 0:
             body.append(drawing.text(frame.left - 6, top + lane_height / 2 + 4, f"rank {rank}", "end"))
         for piece in _merged(lane, x):
             body.extend(_holding(rank, piece, x, top, lane_height, hatch))
-        body.extend(_affected(rank, history.affected, x, top, lane_height, end))
+        body.extend(_affected(affected.get(rank, ()), x, top, lane_height, end))
     clock = Clock.of(end)
     body += drawing.axis_across(frame, x, 0.0, end, f"{clock.words} since the job started", clock.seconds)
     legend, height = drawing.legend(_legend_items(curves, history), width, frame.bottom + 38)
@@ -155,15 +159,12 @@ def _told(rank: int, piece: Holding, times: str) -> tuple[str, str, str]:
     return f"{words} ~", "part-holds", f"{title}; approximated: {', '.join(map(str, sorted(piece.degraded)))}"
 
 
-def _affected(
-    rank: int, affected: Sequence[ActiveFault], x: Scale, top: float, height: float, end: float
-) -> Iterable[str]:
+def _affected(affected: Sequence[ActiveFault], x: Scale, top: float, height: float, end: float) -> Iterable[str]:
     for one in affected:
-        if rank in one.ranks:
-            at = min(max(0.0, one.since_seconds), end)
-            until = min(one.until_seconds, end)
-            title = f"incident {one.incident}, {one.fault}, from {name_seconds(at)} to {name_seconds(until)}"
-            yield drawing.rect(x(at), top + 1.5, max(2.0, x(until) - x(at)), height - 3, "part-struck", title)
+        at = min(max(0.0, one.since_seconds), end)
+        until = min(one.until_seconds, end)
+        title = f"incident {one.incident}, {one.fault}, from {name_seconds(at)} to {name_seconds(until)}"
+        yield drawing.rect(x(at), top + 1.5, max(2.0, x(until) - x(at)), height - 3, "part-struck", title)
 
 
 def _legend_items(curves: Curves, history: History) -> list[tuple[str, str]]:

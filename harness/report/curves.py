@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
-from math import isfinite
+from math import inf, isfinite
 from typing import TypeVar
 
 from harness.analysis.command.attempts import COMMAND_RUNTIME
@@ -220,9 +220,9 @@ def _layer_lanes(state: RunState) -> dict[int, tuple[Holding, ...]]:
         return {}
     begin, end = state.timeline.started_seconds, state.timeline.ended_seconds
     regrouped = {record.epoch: record.monotonic_seconds for record in state.of(Regrouped)}
-    lost = _losses(state)
     # All ranks end, to be started again.
     restarting = [record.monotonic_seconds for record in state.of(Restarting)]
+    lost = _losses(state)
     ranks = sorted({rank for _, layout in layouts for rank in layout.ranks()})
     lanes: dict[int, list[Holding]] = {rank: [] for rank in ranks}
     for (told, layout), later in zip_longest(layouts, layouts[1:]):
@@ -234,13 +234,18 @@ def _layer_lanes(state: RunState) -> dict[int, tuple[Holding, ...]]:
         members = set(told.members or layout.ranks())
         for rank in ranks:
             # Whoever is killed is gone at once, not when the others have agreed on it.
-            ends = (*lost.get(rank, ()), *restarting)
-            own_end = min((at for at in ends if since <= at <= until), default=until)
+            own_end = min(_next(lost.get(rank, ()), since), _next(restarting, since), until)
             if own_end > since:
                 lanes[rank].append(_holding(layout, rank, members, since - begin, own_end - begin))
     if not any(lanes.values()):
         return {}  # stopped before the ranks had come together
     return {rank: _with_absences(lanes[rank], end - begin) for rank in ranks}
+
+
+def _next(times: Sequence[float], since: float) -> float:
+    """The first of `times`, which are in order, from then on."""
+    place = bisect_left(times, since)
+    return times[place] if place < len(times) else inf
 
 
 def _holding(layout: Layout, rank: int, members: set[int], since: float, until: float) -> Holding:
@@ -256,14 +261,13 @@ def _with_absences(lane: Sequence[Holding], end: float) -> tuple[Holding, ...]:
     """`lane` with one piece for each time that the rank was away; the pauses of a regroup stay empty."""
     filled: list[Holding] = []
     here = [piece for piece in lane if piece.layers is not None]
+    # Pieces follow each other, so that the last absence that began before the next piece is the one that ended last.
+    away = [piece for piece in lane if piece.layers is None]
     for piece, later in zip_longest(here, here[1:]):
         filled.append(piece)
-        missed = any(
-            other.layers is None and piece.until_seconds <= other.until_seconds
-            for other in lane
-            if later is None or other.since_seconds < later.since_seconds
-        )
-        if missed:
+        since = inf if later is None else later.since_seconds
+        num_begun = bisect_left(away, since, key=lambda other: other.since_seconds)
+        if num_begun and piece.until_seconds <= away[num_begun - 1].until_seconds:
             filled.append(Holding(piece.until_seconds, end if later is None else later.since_seconds, None, None))
     return tuple(filled)
 

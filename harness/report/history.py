@@ -6,9 +6,11 @@ started.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 
 from harness.analysis import accounting, throughput
 from harness.analysis.incident import RESTORED_RATIO, MeasuredIncident
@@ -104,7 +106,7 @@ def shares(
     width = end_seconds / num_bins
     sums: dict[str, list[float]] = {}
     for since, until, cause in segments:
-        own = sums.setdefault(cause, [0.0] * num_bins)
+        own = sums.get(cause) or sums.setdefault(cause, [0.0] * num_bins)
         for index in range(max(0, int(since / width)), min(num_bins, int(until / width) + 1)):
             own[index] += max(0.0, min(until, (index + 1) * width) - max(since, index * width))
     return {cause: tuple(seconds / width for seconds in own) for cause, own in sums.items()}
@@ -126,8 +128,9 @@ def _restarted(incident: MeasuredIncident, times: Timeline) -> float | None:
     """When the launcher of a command had started its ranks again, if that is how the job came through."""
     if incident.injected is None or incident.committed is None:
         return None
-    starts = (attempt.started_seconds for attempt in times.attempts)
-    return next((at for at in starts if incident.injected < at <= incident.committed), None)
+    first = bisect_right(times.attempts, incident.injected, key=lambda attempt: attempt.started_seconds)
+    at = times.attempts[first].started_seconds if first < len(times.attempts) else inf
+    return at if at <= incident.committed else None
 
 
 def _way(incident: MeasuredIncident, goes_on: bool, restarted: float | None) -> Way:

@@ -8,6 +8,7 @@ from statistics import median
 
 from markupsafe import Markup, escape
 
+from harness.analysis.regroups import overlaps
 from harness.analysis.words import name_seconds, one_line, speed_text
 from harness.report import drawing
 from harness.report.charts import ACTIVE, TOP, Sizes, marks_text, sign_items, signs
@@ -298,12 +299,7 @@ def _bands(history: History, frame: Frame, x: Scale, window: _Window) -> Iterabl
 
 def _stalled(history: History) -> list[tuple[float, float]]:
     """(from, until) of each stretch in which no step made progress while a fault was active."""
-    return [
-        (max(since, start), min(until, end))
-        for since, until in history.stopped
-        for start, end in history.active
-        if max(since, start) < min(until, end)
-    ]
+    return list(overlaps(history.stopped, history.active))
 
 
 def _band_items(history: History) -> list[tuple[str, str]]:

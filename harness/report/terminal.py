@@ -94,9 +94,10 @@ class _Report:
             self._paragraph(f"{fruitless}.")
         for loss in summary.unplanned_losses:
             self._paragraph(f"{unplanned_words(loss)}.")
-        of_incidents = [incident.state_restored for incident in summary.incidents]
+        restored = (incident.state_restored for incident in summary.incidents)
+        of_incidents = {(one.at_seconds, one.rung, one.step) for one in restored if one is not None}
         for restore in summary.state_restores:
-            if restore not in of_incidents:
+            if (restore.at_seconds, restore.rung, restore.step) not in of_incidents:
                 after = name_seconds(restore.at_seconds)
                 self._paragraph(f"{after} after the start: {wording.state_words(restore)}")
         if self._has_many_incidents:

@@ -136,8 +136,8 @@ def _has_only_loaded_nothing(counted: StepsCounted) -> bool:
 
 def attempt_at(attempts: Sequence[Attempt], seconds: float | None) -> int | None:
     """Which attempt was under way then; None before the first, or when `seconds` is None."""
-    begun = [one.number for one in attempts if seconds is not None and one.started_seconds <= seconds]
-    return max(begun, default=None)
+    begun = 0 if seconds is None else bisect_right(attempts, seconds, key=lambda one: one.started_seconds)
+    return attempts[begun - 1].number if begun else None
 
 
 def read_restarts(attempts: Sequence[Attempt], ended_seconds: float) -> tuple[tuple[float, float], ...]:

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.analysis.regroups import Stall, StateRestore, coordinator_downs, own_stalls, read_stalls
+from harness.analysis.regroups import OwnStalls, Stall, StateRestore, coordinator_downs, read_stalls
 from harness.analysis.state import build
 from mecefo_runtime.job.config import JOB_FAILED
 from mecefo_runtime.system.events import MAIN_JOB, Event
@@ -115,10 +115,12 @@ def test_a_regroup_that_was_over_before_a_fault_was_detected_is_that_of_the_loss
 ):
     stall = Stall(10.0, 11.0, 11.0, 0.0, is_loss=True)
     detections = {1: 10.2} if detected is None else {0: detected, 1: 10.2}
-    assert own_stalls(0, detections, [], [stall]) == ((stall,) if is_own else ())
-    assert own_stalls(1, detections, [], [stall]) == (stall,)
+    causes = sorted(detections.values())
+    assert list(OwnStalls(detections.get(0), causes, [stall]).between(9.0, 12.0)) == ([stall] if is_own else [])
+    assert list(OwnStalls(detections[1], causes, [stall]).between(9.0, 12.0)) == [stall]
+    assert list(OwnStalls(detections[1], causes, [stall]).between(11.1, 12.0)) == []
 
 
 def test_a_regroup_that_nobody_was_lost_for_may_be_of_any_fault():
     stall = Stall(10.0, 11.0, 11.0, 0.0, is_loss=False)
-    assert own_stalls(0, {0: 20.0}, [], [stall]) == (stall,)
+    assert list(OwnStalls(20.0, [20.0], [stall]).between(9.0, 12.0)) == [stall]
