@@ -106,6 +106,12 @@ class RunState:
         return self.unread.total()
 
     @property
+    def num_records(self) -> int:
+        """How many events of the main job there were that figures are made of."""
+        first, redone = self.num_steps()
+        return len(self._records[MAIN_JOB]) + first + redone
+
+    @property
     def newest_seconds(self) -> float:
         """The time of the newest event (CLOCK_MONOTONIC); 0 before the first."""
         return 0.0 if self._newest_seconds is None else self._newest_seconds

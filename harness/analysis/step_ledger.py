@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -33,6 +34,9 @@ class StepLedger:
         self._is_stale = False
         # How many of a step's records were looked at; less than one where they have to be looked at anew.
         self._num_seen: dict[int, int] = {}
+        # By step that is told by several replica groups: those that told it, and the shares that are not counted yet.
+        self._groups_of: dict[int, set[int | None]] = {}
+        self._shares_of: dict[int, list[StepCommitted]] = {}
         self._first_of: dict[int, CommittedStep] = {}
         # The records with which a step was committed again, by time, each with its epoch; and what was made of them.
         self._again_of: dict[int, list[tuple[int, StepCommitted]]] = {}
@@ -61,8 +65,13 @@ class StepLedger:
             own.append(record)
         else:
             insort(own, record, key=_said_first)
-        if not is_last or record.replica is not None:
+        groups = self._groups_of.get(record.step)
+        if is_last and groups is not None and record.replica not in groups:
+            groups.add(record.replica)
+            self._shares_of.setdefault(record.step, []).append(record)
+        elif not is_last or record.replica is not None:
             self._num_seen[record.step] = 0
+            self._groups_of.pop(record.step, None)
         self._last_of_pid[record.pid] = max(committed, self._last_of_pid.get(record.pid, committed))
         self._num_records += 1
         self._num_with_tokens += record.tokens is not None
@@ -146,6 +155,7 @@ class StepLedger:
 
     def _settle_all(self) -> None:
         self._first_of, self._redone_of, self._again_of, self._num_seen = {}, {}, {}, {}
+        self._groups_of, self._shares_of = {}, {}
         self._cuts, self._memo, self._first, self._redone = [], {}, [], []
         ordered = sorted(self._records, key=self._head_seconds)
         for number in ordered:
@@ -163,6 +173,11 @@ class StepLedger:
 
     def _place(self, number: int) -> None:
         """Put a step in its place of which there are new records, and what follows it."""
+        if number in self._groups_of and number in self._shares_of:
+            known = self._first_of[number]
+            self._first_of[number] = first = self._with_shares(known, self._shares_of.pop(number))
+            self._replace(known, first)
+            return
         records, seen = self._records[number], self._num_seen.get(number, 0)
         self._sort_out(number)
         if seen:
@@ -270,10 +285,22 @@ class StepLedger:
     def _first_step(self, number: int) -> CommittedStep:
         records = self._records[number]
         shares = records[:1]
-        if len(records) > 1 and any(one.replica is not None for one in records):
+        self._shares_of.pop(number, None)
+        if any(one.replica is not None for one in records):
             # Each replica group tells the step, for its own share of the work.
             shares = [told[0] for told in _by_replica(records)]
+            self._groups_of[number] = {one.replica for one in shares}
         return self._step(records[0], self._epoch(records[0]), is_first=True, shares=shares)
+
+    def _with_shares(self, first: CommittedStep, shares: Sequence[StepCommitted]) -> CommittedStep:
+        """A step with what further groups of replicas did of it."""
+        tokens = _sum([first.tokens, *(one.tokens for one in shares)])
+        samples = _sum([first.samples, *(one.samples for one in shares)])
+        return replace(first, tokens=tokens, samples=samples, work=self._work(tokens, samples))
+
+    def _work(self, tokens: int | None, samples: int | None) -> float:
+        work = {"tokens": tokens, "samples": samples}.get(self._unit)
+        return 1.0 if work is None else float(work)
 
     def _step(
         self, record: StepCommitted, epoch: int, *, is_first: bool, shares: Sequence[StepCommitted] = ()
@@ -287,12 +314,11 @@ class StepLedger:
         # A step cannot have taken longer than from its beginning when the record before it is newer than that.
         previous = began if previous is None or previous > began else previous
         tokens, samples = (_sum([getattr(one, unit) for one in shares or [record]]) for unit in WORK_UNITS[:2])
-        work = {"tokens": tokens, "samples": samples}.get(self._unit)
         return CommittedStep(
             step=number,
             epoch=epoch,
             loss=record.loss,
-            work=1.0 if work is None else float(work),
+            work=self._work(tokens, samples),
             samples=samples,
             samples_checksum=record.samples_checksum,
             began_seconds=began,

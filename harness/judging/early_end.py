@@ -27,6 +27,8 @@ ARRIVAL_SECONDS = 0.25
 _GROWING_FIGURES = ("steps_lost", "steps_repeated", "samples_lost", "unfit_steps", "wall_clock_seconds")
 _GROWING_PHASES = ("recovery_seconds", "progress_seconds", "detection_seconds")
 _GROWING = ("<", "<=", "==")
+# While a log doubles its length, its incidents are looked at so many times.
+_LOOKS_PER_LENGTH = 2_000
 
 
 def check_gates(gates: Iterable[AnyGate], *, has_twin: bool = True) -> None:
@@ -168,6 +170,8 @@ class _Reached:
         # Those of which it was told that they grow.
         self._growing: set[tuple[str, int]] = set()
         self._begun: list[Value] = []
+        # Events since incidents were last looked at.
+        self._num_since = 0
 
     def feed(self, event: Event) -> list[Value]:
         """The values that the event brings."""
@@ -192,6 +196,11 @@ class _Reached:
         """Of incidents whose effect was seen: no other counts."""
         if not self._wanted & set(_GROWING_PHASES) or not self._state.num_injected:
             return []
+        self._num_since += 1
+        # Each time costs as much as there is to look at: of a long run it is not done for every event.
+        if self._num_since < self._state.num_records // _LOOKS_PER_LENGTH:
+            return []
+        self._num_since = 0
         found: list[Value] = []
         for one in self._state.timeline.incidents:
             if one.verified is None or one.injected is None:

@@ -9,8 +9,9 @@ from harness.analysis.command.attempts import COMMAND_RUNTIME
 from harness.analysis.incident import MeasuredIncident
 from harness.analysis.state import RunState
 from harness.analysis.steps import NOW_STEPS, WORK_UNITS, CommittedStep, median_work_per_second, work_per_second
+from harness.live.recoveries import Recoveries
 from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
-from mecefo_runtime.system.job_records import JobEnded, JobStarted, StepCommitted
+from mecefo_runtime.system.job_records import JobEnded, JobStarted
 from mecefo_runtime.system.run_records import IncidentsPlanned, PlannedIncident, RunStarted
 
 
@@ -45,8 +46,7 @@ class RunProgress:
         self.state = RunState() if state is None else state
         self.began_monotonic_seconds: float | None = None
         self._feeds = state is None
-        # Incidents that were told as recovered from.
-        self._recovered: set[int] = set()
+        self._recoveries = Recoveries(self.state)
 
     def feed(self, event: Event) -> tuple[MeasuredIncident, ...]:
         """Process one event; returns the incidents from which the job recovered with it."""
@@ -54,15 +54,7 @@ class RunProgress:
             self.began_monotonic_seconds = event.monotonic_seconds
         if self._feeds:
             self.state.feed(event)
-        if event.kind != StepCommitted.KIND or event.job != MAIN_JOB or self.state.num_injected <= len(self._recovered):
-            return ()
-        recovered = tuple(
-            one
-            for one in self.state.timeline.incidents
-            if one.committed is not None and not one.is_unverified and one.incident not in self._recovered
-        )
-        self._recovered.update(one.incident for one in recovered)
-        return recovered
+        return self._recoveries.feed(event)
 
     def since_start_seconds(self, event: Event) -> float:
         """Time of the event since the first one fed."""
