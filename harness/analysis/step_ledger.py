@@ -214,14 +214,14 @@ class StepLedger:
     def _sort_out(self, number: int) -> None:
         """With which of its records a step was committed again."""
         records, seen = self._records[number], self._num_seen.get(number, 0)
-        self._num_seen[number] = len(records)
+        # Of a step that replica groups tell, what comes later may be of any of them.
+        self._num_seen[number] = len(records) if records[0].replica is None else 0
         if len(records) == 1:
             return
         head, epoch = records[0], self._epoch(records[0])
         told = records[max(1, seen) :]
         if seen == 0 and any(one.replica is not None for one in records):
             told = max(_by_replica(records), key=len)[1:]
-            # What comes later may be of another group.
             self._num_seen[number] = 0
         again = [
             (own, one)
