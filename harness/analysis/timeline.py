@@ -11,12 +11,11 @@ from math import inf
 from statistics import median
 from typing import TypeVar
 
-from harness.analysis.attribution import Attribution, Loss, UnplannedLoss
+from harness.analysis.attribution import COORDINATOR, Attribution, Loss, UnplannedLoss
 from harness.analysis.command.attempts import COMMAND_RUNTIME, Attempt, read_attempts, read_restarts
 from harness.analysis.command.fruitless import Fruitless, read_fruitless
 from harness.analysis.command.observation import Observation, read_observation
 from harness.analysis.command.replica_state import ReplicaComparison, compare_replicas
-from harness.analysis.effects import COORDINATOR
 from harness.analysis.history import kept_steps
 from harness.analysis.incident import MeasuredIncident, read_incidents
 from harness.analysis.regroups import Stall, coordinator_downs, joined_times, read_stalls

@@ -66,15 +66,32 @@ def read_observation(main: Sequence[Record], attempts: Sequence[Attempt]) -> Obs
                 pass
     if not has_said:
         return None
-    told_of = [_of_attempt(one, own.get(one.number, _OfAttempt())) for one in attempts if one.last_step is not None]
-    return max(told_of, key=lambda one: one.num_ranks - one.num_observed, default=None)
+    told_of = [(one, own.get(one.number, _OfAttempt())) for one in attempts if one.last_step is not None]
+    # Of as many ranks as a launcher may say there are, names are listed once.
+    worst = max(told_of, key=lambda one: _num_unobserved(*one), default=None)
+    return None if worst is None else _of_attempt(*worst)
+
+
+def _num_unobserved(attempt: Attempt, told: _OfAttempt) -> int:
+    num_ranks = _num_ranks(attempt, told)
+    launched = [rank for rank in told.launched if 0 <= rank < num_ranks and rank not in told.observed]
+    num_observed = sum(0 <= rank < num_ranks for rank in told.observed)
+    return num_ranks - num_observed - len(launched) + len(_without_step(attempt, told, launched))
+
+
+def _num_ranks(attempt: Attempt, told: _OfAttempt) -> int:
+    return min(_MAX_RANKS, told.world_size or attempt.world_size or 1)
+
+
+def _without_step(attempt: Attempt, told: _OfAttempt, launched: Sequence[int]) -> list[int]:
+    """Of the ranks whose processes are known those that had time for a step: who ended before had none."""
+    last = attempt.last_committed_seconds or 0.0
+    return [rank for rank in launched if told.ended.get(told.launched[rank], last) >= last]
 
 
 def _of_attempt(attempt: Attempt, told: _OfAttempt) -> Observation:
-    num_ranks = min(_MAX_RANKS, told.world_size or attempt.world_size or 1)
+    num_ranks = _num_ranks(attempt, told)
     others = [rank for rank in range(num_ranks) if rank not in told.observed]
-    last = attempt.last_committed_seconds or 0.0
-    launched = {rank: told.launched[rank] for rank in others if rank in told.launched}
-    # Who ended before had no time for a step.
-    without_step = [rank for rank, pid in launched.items() if told.ended.get(pid, last) >= last]
-    return Observation(num_ranks, tuple(rank for rank in others if rank not in launched), tuple(without_step))
+    launched = [rank for rank in others if rank in told.launched]
+    silent = tuple(rank for rank in others if rank not in told.launched)
+    return Observation(num_ranks, silent, tuple(_without_step(attempt, told, launched)))
