@@ -10,6 +10,7 @@ import os
 import select
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Literal
 
@@ -17,6 +18,10 @@ from typing import IO, Literal
 MAX_SILENCE_SECONDS = 60.0
 MAX_WAIT_FOR_READER_SECONDS = 10.0
 _POLL_SECONDS = 0.02
+# What a run writes comes to it in lines of at most half of it (`mecefo_runtime.system.wire.MAX_LINE_BYTES`).
+MAX_LINE_BYTES = 1 << 25
+# A summary, an entry of the registry, a table of ratings: documents that are read as a whole.
+MAX_DOCUMENT_BYTES = 1 << 28
 _READ_BYTES = 1 << 16
 
 
@@ -30,10 +35,32 @@ def open_regular(path: Path) -> IO[bytes]:
     return open(path, "rb", opener=_open_regular)
 
 
-def read_regular(path: Path) -> bytes:
-    """The content of such a file; raises as `open_regular` does."""
+def read_regular(path: Path, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
+    """The content of such a file; raises as `open_regular` does.
+
+    Raises:
+        OSError: also, it has more than `max_bytes`.
+    """
     with open_regular(path) as file:
-        return file.read()
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"larger than {max_bytes >> 20} MiB")
+    return content
+
+
+def bounded_lines(file: IO[bytes], max_bytes: int | None = None) -> Iterator[bytes | None]:
+    """The lines of a file with their ends; None in place of one of more than `max_bytes`, which is not kept.
+
+    Without `max_bytes` it is `MAX_LINE_BYTES`.
+    """
+    bound = MAX_LINE_BYTES if max_bytes is None else max_bytes
+    while line := file.readline(bound + 1):
+        if len(line) <= bound:
+            yield line
+            continue
+        while line and not line.endswith(b"\n"):
+            line = file.readline(_READ_BYTES)
+        yield None
 
 
 def read_input(path: Path, max_bytes: int | None = None) -> bytes:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import stat
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +28,13 @@ if TYPE_CHECKING:
 @OUT_OPTION
 @JSON_OPTION
 @click.option("--dry-run", is_flag=True, help="Print what would be undone and ended, without doing it.")
-def heal(reference: str | None, out: Path, as_json: bool, dry_run: bool) -> int:
+@click.option("--yes", "is_confirmed", is_flag=True, help="Also heal by a ledger of yours that has to be looked at first.")
+def heal(reference: str | None, out: Path, as_json: bool, dry_run: bool, is_confirmed: bool) -> int:
     """Undo what interrupted runs left behind, and end their processes.
 
     Without RUN: all your runs on this machine whose `chaos` process has died; runs in progress are not touched. RUN
-    is `latest`, a name, name/time, or the path of a run or of its ledger.
+    is `latest`, a name, name/time, or the path of a run or of its ledger. A ledger that others own or may write to is
+    not believed.
     """
     from chaos.host.process_table import require_process_table
 
@@ -37,7 +43,7 @@ def heal(reference: str | None, out: Path, as_json: bool, dry_run: bool) -> int:
         open_runs, unreadable = _open_runs()
     else:
         open_runs, unreadable = [_find(out, reference)], []
-    results = [_heal(run, dry_run) for run in open_runs]
+    results = [_heal(run, dry_run, is_confirmed, may_ask=not as_json) for run in open_runs]
     # A run lies in OUT/NAME/TIME; one that its watchdog has healed is known no more, and its OUT is ours then.
     targets = _dead_targets({out.resolve(), *(run.folder.resolve().parent.parent for run in open_runs)}, dry_run)
     if as_json:
@@ -79,22 +85,30 @@ def _open_runs() -> tuple[list[OpenRun], list[Path]]:
 
 def _find(out: Path, reference: str) -> OpenRun:
     """The run that is meant, be it registered or not; its owner is dead."""
+    from chaos.undo.belief import doubt, place_of
     from chaos.undo.guard import LEDGER_FILE
     from chaos.undo.ledger import read_ledger
     from chaos.undo.run_registry import OpenRun, Place, registered
     from harness.store.runs import find_run
+    from mecefo_runtime.system.process import ProcessId
 
     path = Path(reference)
-    folder = path.resolve().parent if _is_ledger(path) else find_run(out, reference).resolve()
+    # The ledger itself may not be a link: it would be somewhere else than its folder says.
+    folder = path.parent.resolve() if _is_ledger(path) else find_run(out, reference).resolve()
     known = [entry.run for entry in registered() if entry.run is not None and entry.run.folder.resolve() == folder]
     if known:
         run = known[0]
     else:
-        entries = read_ledger(folder / LEDGER_FILE).entries
+        contents = read_ledger(folder / LEDGER_FILE)
+        run = OpenRun("", folder, folder / LEDGER_FILE, Place.here(), ProcessId(0, 0))
+        if (found := doubt(run, contents, is_registered=False)) is not None:
+            raise UsageError(str(found))
+        entries = contents.entries
         owner = next((entry.owner for entry in entries if entry.owner is not None), None)
         if owner is None:
-            raise UsageError(f"{folder} has no ledger of injected faults: there is nothing to undo")
-        run = OpenRun(entries[0].run, folder, folder / LEDGER_FILE, Place.here(), owner)
+            why = "; ".join(contents.problems) or "it has no ledger of injected faults"
+            raise UsageError(f"{folder}: {why}: there is nothing to undo")
+        run = replace(run, run=entries[0].run, place=place_of(contents), chaos=owner)
     if run.is_elsewhere():
         raise UsageError(f"{folder} belongs to {run.place.host} (or a container on it): run `chaos heal` there")
     if run.is_owned():
@@ -107,17 +121,28 @@ def _is_ledger(path: Path) -> bool:
 
     # What is too long to be a file's name is the name of none.
     with suppress(OSError):
-        return path.name == LEDGER_FILE and path.is_file()
+        return path.name == LEDGER_FILE and os.path.lexists(path)
     return False
 
 
-def _heal(run: OpenRun, dry_run: bool) -> Healed:
-    from chaos.undo.heal import Healed, heal, preview
+def _heal(run: OpenRun, dry_run: bool, is_confirmed: bool, *, may_ask: bool) -> Healed:
+    from chaos.undo.belief import doubt, doubt_of_age
+    from chaos.undo.heal import Healed, heal, is_registered, preview
+    from chaos.undo.ledger import read_ledger
 
     if dry_run:
         return preview(run)
+    contents = read_ledger(run.ledger)
+    found = doubt(run, contents, is_registered=is_registered(run)) or doubt_of_age(run, contents)
+    if found is not None and found.may_be_confirmed and not is_confirmed:
+        if not (may_ask and sys.stdin.isatty()):
+            return Healed(run.run, str(run.folder), problems=(str(found),))
+        print_text(_told(preview(run), dry_run=True))
+        is_confirmed = click.confirm(f"{found.text}. Undo all this?", err=True)
+        if not is_confirmed:
+            return Healed(run.run, str(run.folder), problems=("nothing was undone",))
     try:
-        return heal(run)
+        return heal(run, is_confirmed=is_confirmed)
     except ChaosError as error:
         # One run that cannot be healed must not keep the others from it.
         return Healed(run.run, str(run.folder), problems=(str(error),))
@@ -129,6 +154,9 @@ def _dead_targets(folders: Iterable[Path], dry_run: bool) -> list[str]:
 
     found = []
     for folder in sorted(folders):
+        if _is_of_others(folder):
+            # What is written there may go elsewhere, and is theirs to mend.
+            continue
         try:
             found += remove_dead(folder, only_look=dry_run)
         except OSError as error:
@@ -137,16 +165,26 @@ def _dead_targets(folders: Iterable[Path], dry_run: bool) -> list[str]:
     return found
 
 
+def _is_of_others(folder: Path) -> bool:
+    with suppress(OSError):
+        status = folder.stat()
+        return status.st_uid != os.geteuid() or bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+    return False
+
+
 def _told(healed: Healed, dry_run: bool) -> str:
     would = "would be " if dry_run else ""
     lines = [f"{healed.folder}"]
-    lines += [f"  incident {one['incident']} ({one['fault']}): {would}undone{_how(one)}" for one in healed.undone]
+    for one in healed.undone:
+        lines.append(f"  incident {one['incident']} ({one['fault']}): {would}undone{_how(one)}")
+        lines += [f"    {path}" for path in one.get("paths", ())]
+        lines += [f"    pid {pid}" for pid in one.get("pids", ())]
     lines += [f"  incident {one['incident']} ({one['fault']}) is NOT undone: {one['reason']}" for one in healed.failed]
     lines += [f"  {would}ended: pid {one['pid']}: {one['command']}" for one in healed.ended]
     lines += [f"  {would}removed: {what}" for what in healed.removed]
     lines += [f"  left behind: {one['kind']} {one['what']}" for one in healed.left]
     lines += [f"  {problem}" for problem in healed.problems]
-    if healed.problems:
+    if healed.problems and healed.undone and not dry_run:
         lines.append("  what can be read was undone; look at the rest, then remove the ledger and heal again")
     if len(lines) == 1:
         lines.append("  nothing is left")

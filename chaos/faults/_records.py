@@ -38,6 +38,10 @@ class ProcessesRecord(UndoRecord):
         """The record of these processes, `more` being what the fault adds to it."""
         return cls(processes=tuple(ProcessRecord(**owned.to_dict()) for owned in processes), **more)
 
+    def changed_paths(self) -> tuple[str, ...] | None:
+        """Processes are no files."""
+        return ()
+
     @property
     def ids(self) -> tuple[ProcessId, ...]:
         """The processes, by pid and start time."""

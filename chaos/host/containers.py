@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from chaos.errors import EnvironmentFailure, HealError
+from chaos.host.run_processes import is_name, undone_run
 
 if TYPE_CHECKING:
     import docker
@@ -119,6 +120,9 @@ def parts_of(client: docker.DockerClient, run: str) -> tuple[list[Container], li
     import docker
     import requests
 
+    if not is_name(run):
+        # The engine takes a label without a value for every value.
+        return [], []
     wanted: dict[str, str | list[str] | bool] = {"label": f"{LABEL}={run}"}
     try:
         containers = client.containers.list(all=True, filters=wanted, ignore_removed=True)
@@ -210,7 +214,11 @@ def is_container_running(url: str, container: str) -> bool:
 
     try:
         with engine(url) as client:
-            return bool(client.containers.get(container).attrs["State"]["Running"])
+            found = client.containers.get(container)
+            run = undone_run()
+            if run and found.labels.get(LABEL) != run:
+                raise HealError(f"container {container[:12]} is none of run {run}: left alone")
+            return bool(found.attrs["State"]["Running"])
     except docker.errors.NotFound:
         return False
     except (EnvironmentFailure, docker.errors.DockerException, requests.RequestException) as error:

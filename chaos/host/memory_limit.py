@@ -74,7 +74,7 @@ def plan(process: ProcessId, limit_bytes: int, *, may_group: bool) -> MemoryLimi
     pid, ticks = process.pid, process.start_ticks
     home = _home(process) if may_group else None
     if home is not None:
-        group = str(_parent_of_new(home) / f"chaos-leak-{pid}-{ticks}")
+        group = str(_parent_of_new(home) / _group_name(pid, ticks))
         return MemoryLimit(
             pid=pid, start_ticks=ticks, limit_bytes=limit_bytes, by="cgroup", group=group, home=str(home)
         )
@@ -145,6 +145,7 @@ def lift(limit: MemoryLimit) -> None:
             with suppress(ProcessLookupError):
                 resource.prlimit(limit.pid, resource.RLIMIT_DATA, limit.limits_before)
         return
+    _check_group(limit)
     group, deadline = limit.group_path, time.monotonic() + REMOVED_WITHIN_SECONDS
     while group.exists():
         try:
@@ -155,6 +156,27 @@ def lift(limit: MemoryLimit) -> None:
             if group.exists() and time.monotonic() > deadline:
                 raise HealError(f"the control group {group} cannot be removed: {error.strerror}") from error
             time.sleep(GROUP_POLL_SECONDS)
+
+
+def _group_name(pid: int, start_ticks: int) -> str:
+    return f"chaos-leak-{pid}-{start_ticks}"
+
+
+def _check_group(limit: MemoryLimit) -> None:
+    """See that the record's group is one that `plan` makes, and its `home` the one from which that was made.
+
+    Raises:
+        HealError: it is not.
+    """
+    group, home = limit.group_path, Path(limit.home or "")
+    is_planned = (
+        group.name == _group_name(limit.pid, limit.start_ticks)
+        and all(one.is_relative_to(_CGROUP_ROOT) and ".." not in one.parts for one in (group, home))
+        and group.parent in (home, home.parent)
+        and os.path.realpath(group.parent) == str(group.parent)
+    )
+    if not is_planned:
+        raise HealError(f"{group} is no control group that a limit was made with: left alone")
 
 
 def room_bytes(process: ProcessId) -> dict[str, int]:

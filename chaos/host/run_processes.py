@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,11 @@ from typing import Any
 from mecefo_runtime.system.process import ProcessId, read_environment
 
 RUN_VARIABLE = "CHAOS_RUN"
+# Of what serves a fault and is none of the job's processes.
+HELPER_VARIABLE = "CHAOS_HELPER_OF"
+# The run whose record is being undone.
+_UNDONE_RUN: ContextVar[str | None] = ContextVar("undone_run", default=None)
+_NAME = re.compile(r"[0-9A-Za-z_-]{1,64}")
 END_TIMEOUT_SECONDS = 5.0
 _END_POLL_SECONDS = 0.02
 _STOPPED_STATES = "Tt"
@@ -40,8 +48,51 @@ class RunProcess:
         }
 
 
+def is_name(run: str) -> bool:
+    """Whether a run can be called so: an empty name would be that of everybody who sets the variable to nothing."""
+    return _NAME.fullmatch(run) is not None
+
+
+@contextmanager
+def undoing(run: str) -> Iterator[None]:
+    """While a record of `run` is undone: what `bears_mark` asks for."""
+    token = _UNDONE_RUN.set(run)
+    try:
+        yield
+    finally:
+        _UNDONE_RUN.reset(token)
+
+
+def undone_run() -> str | None:
+    """The run whose record is being undone; None or empty where it is not known."""
+    return _UNDONE_RUN.get()
+
+
+def bears_mark(process: ProcessId) -> bool:
+    """Whether it is this user's, and bears the mark of the run whose record is being undone; else it is not killed.
+
+    Where no run is known, the mark is that of this process, which may be none.
+    """
+    run = _UNDONE_RUN.get() or os.environ.get(RUN_VARIABLE, "")
+    try:
+        if os.stat(f"/proc/{process.pid}").st_uid != os.geteuid():
+            return False
+        variables = read_environment(process.pid).split(b"\0")
+    except OSError:
+        return False
+    marks = [f"{name}={run}".encode() for name in (RUN_VARIABLE, HELPER_VARIABLE)]
+    if run:
+        is_marked = any(mark in variables for mark in marks)
+    else:
+        is_marked = not any(one.startswith(f"{RUN_VARIABLE}=".encode()) for one in variables)
+    # After the environment was read: else it may have been another's.
+    return is_marked and process.is_running()
+
+
 def processes_of(run: str) -> tuple[RunProcess, ...]:
     """Every running process of this user that was started with `run` in its environment, but this one."""
+    if not is_name(run):
+        return ()
     wanted = f"{RUN_VARIABLE}={run}".encode()
     found = []
     for entry in os.scandir("/proc"):

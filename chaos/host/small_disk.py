@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from chaos.errors import HealError
+from chaos.host.own_folder import opened, parent_of
 from chaos.host.undo_record import UndoRecord
 from mecefo_runtime.checkpoint.folder import CheckpointFolder
 from mecefo_runtime.checkpoint.manifest import CheckpointError
@@ -24,6 +26,7 @@ _MS_BIND = 4096
 _MNT_DETACH = 2
 _CAP_SYS_ADMIN = 21
 _RETURNING = ".returning-"
+NAME_PREFIX = "chaos-disk-"
 
 
 def may_mount() -> bool:
@@ -73,15 +76,18 @@ def take_away(disk: SmallDisk) -> list[str]:
     """
     folder, place = Path(disk.folder), Path(disk.place)
     while folder in (mounted := _mount_points(disk.name)):
-        _unmount(folder)
+        _unmount(folder, disk.name)
     returned: list[str] = []
     if place in mounted:
-        for entry in sorted(place.iterdir()):
-            if not entry.name.startswith(".") and _return(entry, folder):
-                returned.append(entry.name)
-        _unmount(place)
-    with suppress(FileNotFoundError):
-        place.rmdir()
+        with opened(folder) as target, opened(place) as source:
+            # By their descriptors: nobody can exchange either of them for a link meanwhile.
+            ours, theirs = (Path(f"/proc/self/fd/{one}") for one in (source, target))
+            for name in sorted(os.listdir(source)):
+                if not name.startswith(".") and _return(ours / name, theirs):
+                    returned.append(name)
+        _unmount(place, disk.name)
+    with suppress(FileNotFoundError), parent_of(place) as (outer, name):
+        os.rmdir(name, dir_fd=outer)
     return returned
 
 
@@ -93,6 +99,8 @@ def is_over(disk: SmallDisk) -> bool:
 def _return(entry: Path, folder: Path) -> bool:
     """Bring a checkpoint from the disk to the folder, unless the same one is there, or it is not whole."""
     place = folder / entry.name
+    if entry.is_symlink() or place.is_symlink():
+        return False
     try:
         ours = CheckpointFolder.open(entry)
         ours.verify()
@@ -104,7 +112,8 @@ def _return(entry: Path, folder: Path) -> bool:
     arriving, replaced = folder / f"{_RETURNING}{entry.name}", folder / f"{_RETURNING}{entry.name}-replaced"
     for leftover in (arriving, replaced):
         shutil.rmtree(leftover, ignore_errors=True)
-    shutil.copytree(entry, arriving)
+    # A link on the disk may lead to what is not the job's.
+    shutil.copytree(entry, arriving, symlinks=True)
     if place.exists():
         place.rename(replaced)
     arriving.rename(place)
@@ -126,12 +135,19 @@ def _copy(entry: Path, target: Path) -> None:
 
 def _mount_points(name: str) -> list[Path]:
     """Where the disk called `name` is mounted in this mount namespace (proc(5), mountinfo)."""
+    return [point for point, _ in _mounts(name)]
+
+
+def _mounts(name: str) -> list[tuple[Path, int]]:
+    """(where, number of the mount) of each mount of the disk."""
     found = []
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
         fields = line.split(" ")
-        if fields[fields.index("-") + 2] == name:
+        kind, source = fields[fields.index("-") + 1 : fields.index("-") + 3]
+        if name and source == name and kind == "tmpfs":
             # Spaces and the like are octal escapes.
-            found.append(Path(os.fsdecode(fields[4].encode().decode("unicode_escape").encode("latin-1"))))
+            point = os.fsdecode(fields[4].encode().decode("unicode_escape").encode("latin-1"))
+            found.append((Path(point), int(fields[0])))
     return found
 
 
@@ -140,9 +156,15 @@ def _mount(source: str, target: Path, kind: str, flags: int, options: str) -> No
     _call("mount", target, *arguments)
 
 
-def _unmount(target: Path) -> None:
-    # Detached: a file that the job still has open there must not keep us from it.
-    _call("umount2", target, os.fsencode(target), _MNT_DETACH)
+def _unmount(target: Path, name: str) -> None:
+    with opened(target) as descriptor:
+        # What was opened, be it another one by now, must be the disk called `name`.
+        lines = Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="utf-8").splitlines()
+        number = next(int(line.split()[1]) for line in lines if line.startswith("mnt_id:"))
+        if number not in {number for _, number in _mounts(name)}:
+            raise HealError(f"what is mounted on {target} is no disk called {name}: left alone")
+        # Detached: a file that the job still has open there must not keep us from it.
+        _call("umount2", target, f"/proc/self/fd/{descriptor}".encode(), _MNT_DETACH)
 
 
 def _call(function: str, target: Path, *arguments: bytes | int) -> None:

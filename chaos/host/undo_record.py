@@ -23,6 +23,10 @@ class UndoRecord:
     # Of another version, which knew more.
     MAY_HAVE_MORE: ClassVar[bool] = True
 
+    def changed_paths(self) -> tuple[str, ...] | None:
+        """The files and folders that the undo may change, whole paths; None: any that the record names."""
+        return None
+
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
         known = ((one, getattr(self, one.name)) for one in dataclasses.fields(self))

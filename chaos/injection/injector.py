@@ -25,6 +25,7 @@ from chaos.injection.exclusive import Exclusive
 from chaos.injection.order import UndoOrder
 from chaos.plan.incident import Incident
 from chaos.spec.trigger import OPEN_PHASES, SNAPSHOT_PHASES, Duration
+from chaos.undo.bounds import changed_paths
 from chaos.undo.ledger import Ledger
 from mecefo_runtime.system.events import Event
 
@@ -257,7 +258,8 @@ class Injector:
             self._exclusive.begin(incident, fault.exclusive)
             await fault.look(incident.target, self._context)
             act = fault.prepare(incident.target, self._context)
-            self._ledger.prepare(incident.incident, incident.fault, act.undo_record)
+            paths = changed_paths(type(fault), act.undo_record)
+            self._ledger.prepare(incident.incident, incident.fault, act.undo_record, paths)
             self._affected.begin(incident)
             self._order.begin(fault)
             try:

@@ -7,7 +7,7 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ class Guard:
         run = secrets.token_hex(8)
         folder = folder.absolute()
         here, us = Place.here(), ProcessId.of(os.getpid())
-        self._run = OpenRun(run, folder, folder / LEDGER_FILE, here, us, engine=engine)
+        own = tuple(dict.fromkeys(one.resolve() for one in (folder, *folders)))
         self._scope = AuditScope(run, (folder, *folders), folder / LEDGER_FILE, engine)
         self._log = logs / WATCHDOG_LOG
         self._on_lapse = on_lapse
@@ -73,7 +73,10 @@ class Guard:
         self._lease_seconds = lease_seconds
         self._lease: Lease | None = None
         self._before: residue.Findings | None = None
-        self.ledger = Ledger(self._run.ledger, run)
+        self.ledger = Ledger(folder / LEDGER_FILE, run, folders=own, on_folders=self._allow)
+        self._run = OpenRun(
+            run, folder, folder / LEDGER_FILE, here, us, engine=engine, folders=own, ledger_file=self.ledger.file
+        )
 
     @property
     def run(self) -> OpenRun:
@@ -129,8 +132,15 @@ class Guard:
             await self._lease.end(is_clean=farewell.is_clean)
         return farewell
 
+    def _allow(self, folders: tuple[Path, ...]) -> None:
+        """A fault is about to change files elsewhere: whoever undoes may do so there, too."""
+        self._run = replace(self._run, folders=folders)
+        run_registry.register(self._run)
+        if self._lease is not None:
+            self._lease.run = replace(self._lease.run, folders=folders)
+
     def _lost(self, text: str, is_replaced: bool) -> None:
         if is_replaced and self._lease is not None:
-            self._run = self._lease.run
+            self._run = replace(self._run, watchdog=self._lease.run.watchdog)
             run_registry.register(self._run)
         self._on_loss(text, is_replaced)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from chaos.errors import ChaosError, HealError
@@ -14,7 +16,9 @@ from chaos.faults.base import Fault
 from chaos.host import containers
 from chaos.host.run_processes import end_processes, kill_processes, processes_of
 from chaos.undo import residue, run_registry
-from chaos.undo.ledger import Author, Entry, Ledger, read_ledger
+from chaos.undo.belief import allowed_folders, doubt, doubt_of_age, is_before_restart
+from chaos.undo.bounds import changed_paths, check_paths, pids, without_processes
+from chaos.undo.ledger import Author, Contents, Entry, Ledger, read_ledger
 from chaos.undo.residue.base import AuditScope
 from chaos.undo.run_registry import OpenRun
 
@@ -66,24 +70,32 @@ class Healed:
         }
 
 
-def undo_pending(run: OpenRun, by: Author, *, lapse: bool = False, faults: Faults | None = None) -> Undoing:
+def undo_pending(
+    run: OpenRun, by: Author, *, lapse: bool = False, faults: Faults | None = None, is_confirmed: bool = False
+) -> Undoing:
     """Undo every pending entry of the run's ledger, the newest first; see `Ledger.undo` for `lapse`.
+
+    Nothing is undone of a ledger that is not believed, nor what an entry says of files that are none of the job's.
+    `is_confirmed`: whoever heals has looked at what it says.
 
     Raises:
         EnvironmentFailure: the ledger cannot be opened for writing.
+        HealError: it is not believed.
     """
     found = Undoing()
-    pending = read_ledger(run.ledger).pending
-    if not pending:
+    if not read_ledger(run.ledger).pending:
         return found
+    run = _as_registered(run, by)
     kinds = registry() if faults is None else faults
-    with Ledger(run.ledger, run.run, by) as ledger:
-        for entry in reversed(pending):
+    with Ledger(run.ledger, run.run, by, must_exist=True) as ledger:
+        # From the file that is open: another one may be in its place by now.
+        contents = replace(ledger.read(), folder=read_ledger(run.ledger).folder)
+        refuse_if_doubtful(run, contents, is_confirmed=is_confirmed)
+        folders = allowed_folders(run, contents)
+        for entry in reversed(contents.pending):
             name = {"incident": entry.incident, "fault": entry.fault}
             try:
-                if entry.fault not in kinds:
-                    raise HealError(f"no fault {entry.fault!r} is installed that could undo it")
-                undo = kinds[entry.fault].undo
+                undo = _undo_of(run, entry, kinds, folders)
                 evidence = ledger.undo(entry.incident, entry.fault, entry.record, undo, lapse=lapse)
             except ChaosError as error:
                 found.failed.append({**name, "reason": str(error)})
@@ -92,18 +104,68 @@ def undo_pending(run: OpenRun, by: Author, *, lapse: bool = False, faults: Fault
     return found
 
 
-def heal(run: OpenRun, by: Author = "heal", faults: Faults | None = None) -> Healed:
+def refuse_if_doubtful(run: OpenRun, contents: Contents, *, is_confirmed: bool = False) -> None:
+    """Refuse a ledger that is not believed.
+
+    Raises:
+        HealError: it is not; the message says what to do.
+    """
+    found = doubt(run, contents, is_registered=is_registered(run))
+    if found is not None and not (is_confirmed and found.may_be_confirmed):
+        raise HealError(str(found))
+
+
+def is_registered(run: OpenRun) -> bool:
+    """Whether this user has registered it on this host."""
+    known = run_registry.find(run.run)
+    return known is not None and known.ledger == run.ledger
+
+
+def _as_registered(run: OpenRun, by: Author) -> OpenRun:
+    """With the folders that are registered by now: the watchdog knows those of its start."""
+    known = run_registry.find(run.run) if by == "watchdog" else None
+    return run if known is None or known.folders is None else replace(run, folders=known.folders)
+
+
+def _undo_of(
+    run: OpenRun, entry: Entry, kinds: Faults, folders: Sequence[Path] | None
+) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """How the entry is undone.
+
+    Raises:
+        HealError: it cannot be, or may not be.
+    """
+    if entry.fault not in kinds:
+        raise HealError(f"no fault {entry.fault!r} is installed that could undo it")
+    if entry.run not in ("", run.run):
+        raise HealError(f"the entry is of another run ({entry.run}): left alone")
+    kind = kinds[entry.fault]
+    paths = changed_paths(kind, entry.record)
+    check_paths(paths, folders)
+    if not is_before_restart(run, entry):
+        return kind.undo
+    if not paths:
+        return lambda _: {"undone": "ended when the host was started again"}
+    return lambda record: kind.undo(without_processes(record))
+
+
+def heal(
+    run: OpenRun, by: Author = "heal", faults: Faults | None = None, *, is_confirmed: bool = False
+) -> Healed:
     """End the processes of a run whose tool is dead, undo all that is pending, and look whether anything is left.
 
     Forgets the run when nothing is; of a ledger that somebody removed nothing can be undone. The caller has made sure
-    that its owner is dead.
+    that its owner is dead. See `undo_pending` for `is_confirmed`.
 
     Raises:
         EnvironmentFailure: the ledger cannot be opened for writing.
+        HealError: the ledger is not believed; nothing was done.
     """
+    if by != "watchdog":
+        refuse_if_doubtful(run, read_ledger(run.ledger), is_confirmed=is_confirmed)
     # Killed first, so that none does again what is undone now. Most have ended by the time that the undo is through.
     killed = kill_processes(run.run)
-    undoing = undo_pending(run, by, faults=faults)
+    undoing = undo_pending(run, by, faults=faults, is_confirmed=is_confirmed)
     ended = {one.process: one for one in (*killed, *end_processes(run.run))}
     removed: list[str] = []
     if run.engine is not None:
@@ -127,27 +189,43 @@ def heal(run: OpenRun, by: Author = "heal", faults: Faults | None = None) -> Hea
 
 
 def preview(run: OpenRun) -> Healed:
-    """What `heal` would do, nothing being changed."""
-    pending = tuple({"incident": one.incident, "fault": one.fault, "record": one.record} for one in _to_undo(run))
-    ended = tuple(one.to_dict() for one in processes_of(run.run))
-    problems = read_ledger(run.ledger).problems
+    """What `heal` would do, nothing being changed; of a doubtful ledger also what the user has to confirm."""
+    contents = read_ledger(run.ledger)
+    kinds, folders = registry(), allowed_folders(run, contents)
+    would: list[dict[str, Any]] = []
+    failed: list[dict[str, Any]] = []
+    for entry in _to_undo(contents):
+        told = {"incident": entry.incident, "fault": entry.fault}
+        try:
+            _undo_of(run, entry, kinds, folders)
+            paths = changed_paths(kinds.get(entry.fault), entry.record)
+        except ChaosError as error:
+            failed.append({**told, "reason": str(error)})
+        else:
+            would.append({**told, "record": entry.record, "paths": list(paths), "pids": list(pids(entry.record))})
     removed, violation = _in_engine(run)
+    found = doubt(run, contents, is_registered=is_registered(run)) or doubt_of_age(run, contents)
     return Healed(
         run.run,
         str(run.folder),
-        undone=pending,
-        ended=ended,
+        undone=tuple(would),
+        failed=tuple(failed),
+        ended=tuple(one.to_dict() for one in processes_of(run.run)),
         removed=removed,
         left=() if violation is None else ({"kind": "Docker", "what": f"engine: {violation}"},),
-        problems=problems,
+        problems=(*contents.problems, *(() if found is None else (str(found),))),
     )
 
 
 def unclean(run: OpenRun) -> str | None:
     """What is left of a run whose tool is dead, in a phrase; None when nothing is."""
-    found = [f"incident {entry.incident} ({entry.fault}) is not undone" for entry in _to_undo(run)]
-    found += read_ledger(run.ledger).problems
-    if run.watchdog is not None and not run.ledger.exists():
+    contents = read_ledger(run.ledger)
+    found = [f"incident {entry.incident} ({entry.fault}) is not undone" for entry in _to_undo(contents)]
+    found += contents.problems
+    if (why := doubt(run, contents, is_registered=is_registered(run))) is not None:
+        # What it says of what is undone is not believed either.
+        found.append(why.text)
+    if run.watchdog is not None and not os.path.lexists(run.ledger):
         found.append("its ledger is missing, so this is not known")
     if processes := processes_of(run.run):
         found.append(f"{len(processes)} of its processes still run")
@@ -192,9 +270,7 @@ def _in_engine(run: OpenRun) -> tuple[tuple[str, ...], str | None]:
         return (), f"it may have containers left: {error}"
 
 
-def _to_undo(run: OpenRun) -> list[Entry]:
+def _to_undo(contents: Contents) -> list[Entry]:
     """The pending entries with something to undo: a kill that was cut off has left nothing."""
     kinds = registry()
-    return [
-        entry for entry in read_ledger(run.ledger).pending if entry.fault not in kinds or kinds[entry.fault].has_undo
-    ]
+    return [entry for entry in contents.pending if entry.fault not in kinds or kinds[entry.fault].has_undo]

@@ -14,9 +14,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import math
 import os
+import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +27,9 @@ from typing import Any, Literal, Self
 
 from chaos.errors import ChaosError, EnvironmentFailure, HealError
 from chaos.host.inherited import why
-from chaos.user_files import read_regular
+from chaos.host.run_processes import is_name, undoing
+from chaos.undo.run_registry import Place, process_from
+from chaos.user_files import bounded_lines
 from mecefo_runtime.system.process import ProcessId
 
 Author = Literal["chaos", "watchdog", "heal"]
@@ -35,6 +39,9 @@ _STATES = ("prepared", "applied", "lapsed", "struck")
 LOCK_TIMEOUT_SECONDS = 15.0
 LAPSE_LOCK_TIMEOUT_SECONDS = 2.0
 _LOCK_POLL_SECONDS = 0.02
+# Others of the group may not write to it, whatever the umask: it tells what is to be undone.
+_MODE = 0o644
+_TAIL_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +49,8 @@ class Entry:
     """The newest state of one incident in the ledger.
 
     `run` and `folder` are those of its run, `owner` is the process that injected it, and `by` who wrote the state.
-    `absent` are the paths that the record names and that were not there before the fault.
+    `absent` are the paths that the record names and that were not there before the fault. `place` is where it was
+    written, `folders` those in which the run may change files, resolved: None where an earlier version wrote it.
     """
 
     incident: int
@@ -54,14 +62,30 @@ class Entry:
     owner: ProcessId | None = field(default=None, compare=False)
     by: str = field(default="", compare=False)
     absent: tuple[str, ...] = field(default=(), compare=False)
+    place: Place | None = field(default=None, compare=False)
+    folders: tuple[Path, ...] | None = field(default=None, compare=False)
+    time_seconds: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A ledger as it was read: every incident's newest state, and what of the file could not be understood."""
+    """A ledger as it was read: every incident's newest state, and what of the file could not be understood.
+
+    `file` and `folder` tell of the very file that was read, and of the folder that it is in; None: it is not there.
+    """
 
     entries: tuple[Entry, ...] = ()
     problems: tuple[str, ...] = ()
+    file: os.stat_result | None = field(default=None, compare=False)
+    folder: os.stat_result | None = field(default=None, compare=False)
+
+    @property
+    def folders(self) -> tuple[Path, ...] | None:
+        """The folders in which the run may change files, as its ledger has them; None: it does not say."""
+        told = [entry.folders for entry in self.entries]
+        if not told or None in told:
+            return None
+        return tuple(dict.fromkeys(folder for folders in told if folders is not None for folder in folders))
 
     @property
     def pending(self) -> tuple[Entry, ...]:
@@ -74,15 +98,32 @@ class Contents:
 
 
 class Ledger:
-    """The ledger of one run, open for writing by `by`; `run` is the run's name in the environment of its processes."""
+    """The ledger of one run, open for writing by `by`; `run` is the run's name in the environment of its processes.
 
-    def __init__(self, path: Path, run: str = "", by: Author = "chaos") -> None:
+    `folders` are those in which the run may change files, beside its own. `on_folders` hears of all of them, and of
+    single files elsewhere, before the record that needs a further one is written. All that is read and written goes to the file that was opened at first.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        run: str = "",
+        by: Author = "chaos",
+        *,
+        folders: Iterable[Path] = (),
+        on_folders: Callable[[tuple[Path, ...]], None] | None = None,
+        must_exist: bool = False,
+    ) -> None:
         self._path = path
         self._run = run
         self._by = by
         self._self = ProcessId.of(os.getpid())
+        self._place = Place.here()
+        self._folders = tuple(dict.fromkeys(one.resolve() for one in (path.parent, *folders)))
+        self._on_folders = on_folders
+        made = 0 if must_exist else os.O_CREAT
         try:
-            self._file = path.open("ab", buffering=0)
+            self._file = open(path, "r+b", buffering=0, opener=lambda name, _: _open(name, made))
         except OSError as error:
             raise EnvironmentFailure(
                 f"cannot open the undo ledger {path}: {why(error)}; nothing was injected"
@@ -96,12 +137,32 @@ class Ledger:
     ) -> None:
         self._file.close()
 
-    def prepare(self, incident: int, fault: str, record: Mapping[str, Any]) -> None:
+    @property
+    def file(self) -> tuple[int, int]:
+        """Its device and inode."""
+        status = os.fstat(self._file.fileno())
+        return status.st_dev, status.st_ino
+
+    def read(self) -> Contents:
+        """What stands in the very file that is open here."""
+        try:
+            return _contents(self._path, os.dup(self._file.fileno()), None)
+        except OSError as error:
+            return Contents(problems=(f"{self._path} cannot be read: {error.strerror}",))
+
+    def prepare(self, incident: int, fault: str, record: Mapping[str, Any], paths: Iterable[str] | None = None) -> None:
         """On disk when this returns; only then may the fault be applied.
+
+        `paths` are the files that the undo may change; None: any that the record names.
 
         Raises:
             EnvironmentFailure: it could not be written; do not apply.
         """
+        needed = {_resolved(path) for path in (_paths_in(record) if paths is None else paths)}
+        if further := sorted(one for one in needed if not any(one.is_relative_to(known) for known in self._folders)):
+            self._folders = (*self._folders, *further)
+            if self._on_folders is not None:
+                self._on_folders(self._folders)
         with self._locked():
             self._write(incident, fault, "prepared", record)
 
@@ -130,11 +191,12 @@ class Ledger:
         """
         timeout_seconds = LAPSE_LOCK_TIMEOUT_SECONDS if lapse else LOCK_TIMEOUT_SECONDS
         with self._locked(timeout_seconds, is_needed=not lapse):
-            known = read_ledger(self._path).of(incident)
+            known = self.read().of(incident)
             if known is not None and known.state == "struck":
                 return {"undone": "already", "by": known.by}
             try:
-                evidence = undo(record)
+                with undoing(self._run):
+                    evidence = undo(record)
             except ChaosError:
                 raise
             except Exception as error:
@@ -142,7 +204,7 @@ class Ledger:
                 raise HealError(f"the undo of {fault} broke down: {error!r}") from error
             if not lapse:
                 self._write(incident, fault, "struck", {})
-            elif known is not None and read_ledger(self._path).of(incident) == known:
+            elif known is not None and self.read().of(incident) == known:
                 self._write(incident, fault, "lapsed", {})
         if known is not None and known.state == "lapsed":
             return {**evidence, "by": "watchdog", "again_by": self._by}
@@ -186,6 +248,7 @@ class Ledger:
         }
         if state == "prepared":
             line |= {"folder": str(self._path.parent.absolute()), "absent": _absent_paths(record)}
+            line |= {"place": self._place.to_json(), "folders": [str(one) for one in self._folders]}
         data = json.dumps(line).encode() + b"\n"
         try:
             self._mend_tail()
@@ -205,15 +268,18 @@ class Ledger:
 
     def _mend_tail(self) -> None:
         """End the last line, or take away one that was cut off: it was not synced, so nothing followed from it."""
+        descriptor = self._file.fileno()
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or not status.st_size:
+            return
         try:
-            data = self._path.read_bytes() if self._path.is_file() else b""
+            if os.pread(descriptor, 1, status.st_size - 1) == b"\n":
+                return
+            last = _last_line(descriptor, status.st_size)
         except OSError:
             return
-        if not data or data.endswith(b"\n"):
-            return
-        _, _, last = data.rpartition(b"\n")
         if _parse(last) is None:
-            os.ftruncate(self._file.fileno(), len(data) - len(last))
+            os.ftruncate(descriptor, status.st_size - len(last))
         else:
             self._file.write(b"\n")
 
@@ -221,24 +287,58 @@ class Ledger:
 def read_ledger(path: Path) -> Contents:
     """What stands in a ledger; of one that is not there, nothing. A last line that was cut off was never acted on."""
     try:
-        data = read_regular(path)
+        folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            reading = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            return _contents(path, os.open(path.name or ".", reading, dir_fd=folder), os.fstat(folder))
+        finally:
+            os.close(folder)
     except FileNotFoundError:
         return Contents()
     except OSError as error:
-        return Contents(problems=(f"{path} cannot be read: {error.strerror}",))
+        reason = "it is a link" if error.errno == errno.ELOOP else error.strerror
+        return Contents(problems=(f"{path} cannot be read: {reason}",))
+
+
+def _contents(path: Path, descriptor: int, folder: os.stat_result | None) -> Contents:
+    """What stands in the open file, which is closed.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
     entries: dict[int, Entry] = {}
     problems: list[str] = []
-    lines = data.split(b"\n")
-    for number, line in enumerate(lines, start=1):
-        if not line:
-            continue
-        entry = _parse(line)
-        if entry is None:
-            if number < len(lines):
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        number = errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.EINVAL
+        raise OSError(number, os.strerror(number) if number == errno.EISDIR else "not a regular file")
+    with open(descriptor, "rb") as file:
+        file.seek(0)
+        for number, line in enumerate(bounded_lines(file), start=1):
+            entry = None if line is None else _parse(line)
+            if entry is not None:
+                entries[entry.incident] = _continue(entries.get(entry.incident), entry)
+            elif line is None or (line.endswith(b"\n") and line != b"\n"):
                 problems.append(f"{path}:{number} is no entry of a ledger")
-            continue
-        entries[entry.incident] = _continue(entries.get(entry.incident), entry)
-    return Contents(tuple(entries.values()), tuple(problems))
+    return Contents(tuple(entries.values()), tuple(problems), status, folder)
+
+
+def _last_line(descriptor: int, size: int) -> bytes:
+    """What follows the last end of a line."""
+    last = b""
+    while size:
+        begin = max(0, size - _TAIL_BYTES)
+        head, end, tail = os.pread(descriptor, size - begin, begin).rpartition(b"\n")
+        last = tail + last
+        if end:
+            break
+        size = begin
+    return last
+
+
+def _open(path: str, made: int) -> int:
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | made, _MODE)
 
 
 def _continue(known: Entry | None, entry: Entry) -> Entry:
@@ -254,6 +354,9 @@ def _continue(known: Entry | None, entry: Entry) -> Entry:
         owner=known.owner,
         by=entry.by,
         absent=known.absent,
+        place=known.place,
+        folders=known.folders,
+        time_seconds=known.time_seconds,
     )
 
 
@@ -261,23 +364,32 @@ def _parse(line: bytes) -> Entry | None:
     try:
         raw = json.loads(line)
         incident, fault, state, record = raw["incident"], raw["fault"], raw["state"], raw["record"]
-        is_sound = isinstance(incident, int) and isinstance(fault, str) and state in _STATES
-        if not is_sound or not isinstance(record, dict):
+        is_sound = type(incident) is int and isinstance(fault, str) and isinstance(state, str) and state in _STATES
+        run, folder, by = (str(raw.get(key, "")) for key in ("run", "folder", "by"))
+        if not is_sound or not isinstance(record, dict) or not (run == "" or is_name(run)):
             return None
-        owner = ProcessId(int(raw["pid"]), int(raw["start_ticks"])) if "pid" in raw else None
+        place, folders, seconds = raw.get("place"), raw.get("folders"), raw.get("time")
         return Entry(
             incident,
             fault,
             state,
             record,
-            run=str(raw.get("run", "")),
-            folder=str(raw.get("folder", "")),
-            owner=owner,
-            by=str(raw.get("by", "")),
-            absent=tuple(str(path) for path in raw.get("absent", ())),
+            run=run,
+            folder=folder,
+            owner=process_from([raw["pid"], raw["start_ticks"]]) if "pid" in raw else None,
+            by=by,
+            absent=tuple(path for path in raw.get("absent", ()) if isinstance(path, str)),
+            place=None if place is None else Place.from_json(place),
+            folders=None if folders is None else tuple(Path(os.fspath(one)) for one in folders),
+            time_seconds=float(seconds) if isinstance(seconds, int | float) and math.isfinite(seconds) else None,
         )
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    except (AttributeError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
+
+
+def _resolved(path: str) -> Path:
+    """Where the entry itself is, be it a link."""
+    return Path(path).parent.resolve() / Path(path).name
 
 
 def _absent_paths(record: Mapping[str, Any]) -> list[str]:

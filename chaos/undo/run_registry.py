@@ -19,11 +19,12 @@ from typing import Any
 
 from chaos.errors import EnvironmentFailure
 from chaos.host.inherited import why
-from chaos.user_files import read_regular
+from chaos.host.run_processes import is_name
 from mecefo_runtime.system.process import ProcessId
 
 STATE_VARIABLE = "CHAOS_STATE"
 _NAME = "mecefo-chaos"
+_MAX_ENTRY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,20 @@ class Place:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return cls(socket.gethostname(), boot, str(Path("/proc/self/ns/pid").readlink()))
 
+    @classmethod
+    def from_json(cls, raw: Any) -> Place:
+        """Read a list of the three.
+
+        Raises:
+            ValueError: it is none.
+        """
+        host, boot, pid_namespace = map(_text, _list(raw))
+        return cls(host, boot, pid_namespace)
+
+    def to_json(self) -> list[str]:
+        """As such a list."""
+        return [self.host, self.boot, self.pid_namespace]
+
     def is_elsewhere(self, here: Place) -> bool:
         """Whether its processes cannot be seen from `here`; those of an earlier start of the host are gone."""
         return self.host != here.host or (self.boot == here.boot and self.pid_namespace != here.pid_namespace)
@@ -49,7 +64,9 @@ class Place:
 class OpenRun:
     """A run that is under way, or was left so. `run` is its name in the environment of all its processes.
 
-    `engine` is the address of the Docker engine in which it has containers; None: it has none.
+    `engine` is the address of the Docker engine in which it has containers; None: it has none. `folders` are those in
+    which it may change files, beside its own, resolved; None: of an earlier version, which did not note them.
+    `ledger_file` is the ledger's device and inode.
     """
 
     run: str
@@ -59,6 +76,13 @@ class OpenRun:
     chaos: ProcessId
     watchdog: ProcessId | None = None
     engine: str | None = None
+    folders: tuple[Path, ...] | None = None
+    ledger_file: tuple[int, int] | None = None
+
+    def is_before_restart(self) -> bool:
+        """Whether the host was started again since: of all that it changed, only files can still be so."""
+        here = Place.here()
+        return self.place.host == here.host and self.place.boot != here.boot
 
     def is_owned(self) -> bool:
         """Whether the `chaos` that runs it is alive."""
@@ -82,10 +106,12 @@ class OpenRun:
                 "run": self.run,
                 "folder": str(self.folder),
                 "ledger": str(self.ledger),
-                "place": [self.place.host, self.place.boot, self.place.pid_namespace],
+                "place": self.place.to_json(),
                 "chaos": _process_to_list(self.chaos),
                 "watchdog": None if self.watchdog is None else _process_to_list(self.watchdog),
                 "engine": self.engine,
+                **({} if self.folders is None else {"folders": [str(one) for one in self.folders]}),
+                **({} if self.ledger_file is None else {"ledger_file": list(self.ledger_file)}),
             }
         )
 
@@ -98,17 +124,22 @@ class OpenRun:
         """
         try:
             raw = json.loads(text)
-            host, boot, pid_namespace = raw["place"]
+            folders, ledger_file, engine = raw.get("folders"), raw.get("ledger_file"), raw["engine"]
+            run = raw["run"]
+            if not isinstance(run, str) or not is_name(run):
+                raise ValueError("a run has no such name")
             return cls(
-                str(raw["run"]),
-                Path(raw["folder"]),
-                Path(raw["ledger"]),
-                Place(host, boot, pid_namespace),
-                _process_from(raw["chaos"]),
-                None if raw["watchdog"] is None else _process_from(raw["watchdog"]),
-                None if raw["engine"] is None else str(raw["engine"]),
+                run,
+                _whole_path(raw["folder"]),
+                _whole_path(raw["ledger"]),
+                Place.from_json(raw["place"]),
+                process_from(raw["chaos"]),
+                None if raw["watchdog"] is None else process_from(raw["watchdog"]),
+                None if engine is None else _text(engine),
+                None if folders is None else tuple(_whole_path(one) for one in _list(folders)),
+                None if ledger_file is None else _pair(ledger_file),
             )
-        except (KeyError, TypeError, OverflowError, RecursionError) as error:
+        except (AttributeError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ValueError(f"not an open run: {error}") from error
 
 
@@ -129,7 +160,7 @@ def register(run: OpenRun) -> None:
     folder = writable_folder()
     path, partial = folder / f"{run.run}.json", folder / f".{run.run}.{os.getpid()}"
     try:
-        with partial.open("w", encoding="utf-8") as file:
+        with open(partial, "w", encoding="utf-8", opener=_private) as file:
             file.write(run.to_json() + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -165,18 +196,36 @@ def registered() -> tuple[Registered, ...]:
         except OSError:
             continue
         for path in paths:
-            try:
-                changed, text = path.stat().st_mtime, read_regular(path).decode()
-            except FileNotFoundError:
-                continue
-            except (OSError, UnicodeDecodeError):
-                found.append((0.0, Registered(path, None)))
-                continue
-            try:
-                found.append((changed, Registered(path, OpenRun.from_json(text))))
-            except ValueError:
-                found.append((changed, Registered(path, None)))
+            with suppress(FileNotFoundError):
+                found.append(_read(path))
     return tuple(one for _, one in sorted(found, key=lambda pair: (pair[0], str(pair[1].path))))
+
+
+def find(run: str) -> OpenRun | None:
+    """What is known of the run by now; None where it is not registered."""
+    return next((entry.run for entry in registered() if entry.run is not None and entry.run.run == run), None)
+
+
+def _read(path: Path) -> tuple[float, Registered]:
+    """(when it was changed, the entry); of one that is a link, or somebody else's, nothing is known.
+
+    Raises:
+        FileNotFoundError: it is gone.
+    """
+    try:
+        with open(path, "rb", opener=_no_link) as file:
+            status = os.fstat(file.fileno())
+            # What only we can reach only we can have changed, whatever its permissions.
+            is_hidden = not path.parent.stat().st_mode & (stat.S_IXGRP | stat.S_IXOTH)
+            is_ours = _only_ours(status) or (is_hidden and status.st_uid == os.geteuid())
+            if not stat.S_ISREG(status.st_mode) or not is_ours:
+                return 0.0, Registered(path, None)
+            content = file.read(_MAX_ENTRY_BYTES)
+        return status.st_mtime, Registered(path, OpenRun.from_json(content.decode()))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError):
+        return 0.0, Registered(path, None)
 
 
 def writable_folder() -> Path:
@@ -204,8 +253,12 @@ def writable_folder() -> Path:
 
 def _is_ours(folder: Path) -> bool:
     """Whether nobody else can write to it, who could tell us what to undo."""
-    info = folder.stat()
-    return info.st_uid == os.geteuid() and not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    # Where it is a link, that must be ours as well: whoever made it chose what it leads to.
+    return _only_ours(folder.stat()) and folder.lstat().st_uid == os.geteuid()
+
+
+def _only_ours(status: os.stat_result) -> bool:
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _folders() -> tuple[Path, ...]:
@@ -225,6 +278,44 @@ def _process_to_list(process: ProcessId) -> list[int]:
     return [process.pid, process.start_ticks]
 
 
-def _process_from(raw: Any) -> ProcessId:
-    pid, start_ticks = raw
-    return ProcessId(int(pid), int(start_ticks))
+def process_from(raw: Any) -> ProcessId:
+    """Read a list of pid and start time.
+
+    Raises:
+        ValueError: they are none.
+    """
+    return ProcessId(*_pair(raw))
+
+
+def _pair(raw: Any) -> tuple[int, int]:
+    one, other = _list(raw)
+    if not all(type(number) is int and 0 <= number < 1 << 63 for number in (one, other)):
+        raise ValueError("two whole numbers are expected")
+    return one, other
+
+
+def _list(raw: Any) -> list[Any]:
+    if not isinstance(raw, list):
+        raise ValueError("a list is expected")
+    return raw
+
+
+def _text(raw: Any) -> str:
+    if not isinstance(raw, str):
+        raise ValueError("a text is expected")
+    return raw
+
+
+def _whole_path(raw: Any) -> Path:
+    path = Path(_text(raw))
+    if not path.is_absolute() or "\0" in str(path):
+        raise ValueError("a whole path is expected")
+    return path
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -28,7 +28,7 @@ from chaos.host.links.firewall import (
     restore_text,
     telling_time,
 )
-from chaos.host.run_processes import RUN_VARIABLE
+from chaos.host.run_processes import HELPER_VARIABLE, RUN_VARIABLE
 from harness.network.link_queries import LinkQueries
 from harness.network.plan import HeldNetworks
 from mecefo_runtime.system.own_network import OwnNetwork
@@ -227,8 +227,10 @@ class NamespaceLinks(LinkQueries):
 
 
 def _own_environment() -> dict[str, str]:
-    """Of our helpers: without the mark by which the processes of the run's job are known, for they are none of them."""
-    return {name: value for name, value in os.environ.items() if name != RUN_VARIABLE}
+    """Of our helpers: with a mark of their own, since they are none of the processes of the run's job."""
+    others = {name: value for name, value in os.environ.items() if name != RUN_VARIABLE}
+    run = os.environ.get(RUN_VARIABLE)
+    return others if run is None else {**others, HELPER_VARIABLE: run}
 
 
 def _to_list(network: OwnNetwork) -> list[Any]:

@@ -51,6 +51,10 @@ class LinkRecord(UndoRecord):
     rules: tuple[Mapping[str, Any], ...] = ()
     links: tuple[tuple[int | str, int | str], ...] = ()
 
+    def changed_paths(self) -> tuple[str, ...] | None:
+        """Rules are no files."""
+        return ()
+
 
 class LinkFault(Fault[ParametersT]):
     """Rules on links; each link is looked at before and after."""

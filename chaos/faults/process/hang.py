@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,6 +18,7 @@ from chaos.errors import EffectNotSeen, EnvironmentFailure, HealError
 from chaos.faults._records import ProcessRecord
 from chaos.faults.base import Act, FaultContext, OwnedProcess
 from chaos.faults.process._processes import ProcessFault
+from chaos.host.own_folder import parent_of
 from chaos.host.process_table import STOPPED, TABLE_POLL_SECONDS, thread_names, thread_states
 from chaos.host.undo_record import UndoRecord
 from chaos.in_process.hang import PULSE_SECONDS, WITNESS_NAME
@@ -31,6 +33,7 @@ SILENT_SECONDS = 50 * PULSE_SECONDS
 # A witness that can run pulses within this time, on a busy machine too.
 ALIVE_WITHIN_SECONDS = 5.0
 LIFT_SECONDS = 0.5
+_SUFFIX = ".gate"
 
 
 class HangParameters(BaseModel):
@@ -53,6 +56,10 @@ class HangRecord(UndoRecord):
     """The processes that hang."""
 
     processes: tuple[HangingProcess, ...] = ()
+
+    def changed_paths(self) -> tuple[str, ...] | None:
+        """The gates."""
+        return tuple(one.gate for one in self.processes)
 
 
 class HangGil(ProcessFault[HangParameters]):
@@ -154,23 +161,37 @@ class HangGil(ProcessFault[HangParameters]):
             gate = Path(one.gate)
             _open(gate)
             _see_alive(one.process)
-            gate.unlink(missing_ok=True)
+            _remove(gate)
         return {"undone": "no FIFO is left, and no thread hangs", "pids": [one.pid for one in processes]}
 
 
 def _gate(run_folder: Path, owned: OwnedProcess) -> Path:
     # Absolute: the rank, and whoever heals, may be in another folder.
-    return run_folder.absolute() / f"hang-{owned.process.pid}-{owned.process.start_ticks}.gate"
+    return run_folder.resolve() / f"hang-{owned.process.pid}-{owned.process.start_ticks}{_SUFFIX}"
 
 
 def _open(gate: Path) -> None:
     # Nobody there who waits, or no such gate: nothing to end.
-    with suppress(OSError):
-        descriptor = os.open(gate, os.O_WRONLY | os.O_NONBLOCK)
+    with suppress(OSError), parent_of(gate) as (folder, name):
+        if not _is_gate(os.stat(name, dir_fd=folder, follow_symlinks=False), name):
+            return
+        descriptor = os.open(name, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=folder)
         try:
-            os.write(descriptor, b"\n")
+            if _is_gate(os.fstat(descriptor), name):
+                os.write(descriptor, b"\n")
         finally:
             os.close(descriptor)
+
+
+def _remove(gate: Path) -> None:
+    with suppress(FileNotFoundError), parent_of(gate) as (folder, name):
+        if not _is_gate(os.stat(name, dir_fd=folder, follow_symlinks=False), name):
+            raise HealError(f"{gate} is no FIFO of ours: left alone")
+        os.unlink(name, dir_fd=folder)
+
+
+def _is_gate(status: os.stat_result, name: str) -> bool:
+    return stat.S_ISFIFO(status.st_mode) and name.endswith(_SUFFIX)
 
 
 def _pulse(process: ProcessId) -> str | None:

@@ -66,6 +66,10 @@ class DelayRecord(UndoRecord):
     effect: str = ""
     phase: str = ""
 
+    def changed_paths(self) -> tuple[str, ...] | None:
+        """Nothing outside of the ranks."""
+        return ()
+
 
 class _Delay(Fault[DelayParameters]):
     """Delays one phase of the target's ranks."""

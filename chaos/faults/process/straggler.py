@@ -25,6 +25,7 @@ from chaos.faults.process.pause import resume
 from chaos.faults.watch import SeenStep, from_commit_to_commit
 from chaos.host import python_module
 from chaos.host.process_table import STOPPED
+from chaos.host.run_processes import bears_mark
 from chaos.host.undo_record import UndoRecord
 from chaos.spec.quantities import SecondsText
 from chaos.spec.target import ResolvedTarget, Scope
@@ -255,7 +256,7 @@ def _end_cycles(processes: Sequence[ProcessId]) -> None:
                 continue
             cycle = ProcessId.of(int(entry.name))
             arguments = Path(entry.path, "cmdline").read_bytes().split(b"\0")
-            if CYCLE_MODULE.encode() in arguments and whom & set(arguments):
+            if CYCLE_MODULE.encode() in arguments and whom & set(arguments) and bears_mark(cycle):
                 cycle.signal(signal.SIGKILL)
 
 

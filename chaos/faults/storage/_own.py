@@ -81,3 +81,7 @@ class HiddenFolder(CheckpointRecord):
 
     folder: str
     hidden: str
+
+    def changed_paths(self) -> tuple[str, ...] | None:
+        """The folder, and what it was made."""
+        return self.folder, self.hidden

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import stat
 import uuid
 import zlib
 from abc import abstractmethod
@@ -31,12 +32,14 @@ from chaos.faults.storage._own import (
     refusal_of,
 )
 from chaos.faults.storage._saved import newest_saved
-from chaos.host.kept_file import describe, keep, put_back
+from chaos.host.kept_file import describe, keep, permissions_of, put_back
+from chaos.host.own_folder import parent_of, status_in
 from chaos.host.undo_record import UndoRecord
 from chaos.spec.target import ResolvedTarget, Scope
 from mecefo_runtime.checkpoint.manifest import FileRecord, measure
 
 KEPT_FOLDER = "kept"
+_HIDDEN = ".hidden-"
 _METADATA = ".metadata"
 _CHUNK_BYTES = 1 << 20
 
@@ -156,7 +159,7 @@ class _FileFault(_CheckpointFault[FileParametersT]):
         try:
             with path.open("rb") as file:
                 whole = measure(file)
-            details = self._draw(whole.num_bytes)
+            details, mode = self._draw(whole.num_bytes), permissions_of(path)
             damaged = self._damaged(path, details)
         except OSError as error:
             raise TargetNotFound(f"{path} was removed by the job just now: {error.strerror}") from error
@@ -167,6 +170,7 @@ class _FileFault(_CheckpointFault[FileParametersT]):
             crc32=whole.crc32,
             unit_crc32=None,
             kept=str((context.run_folder / KEPT_FOLDER / f"{path.name}-{uuid.uuid4().hex[:8]}").resolve()),
+            mode=mode,
             damaged_num_bytes=None if damaged is None else damaged.num_bytes,
             damaged_crc32=None if damaged is None else damaged.crc32,
             struck=str(path),
@@ -328,7 +332,7 @@ class HideCheckpoint(_CheckpointFault[NoParameters]):
             details={},
             folder=str(path),
             # Beside it: a rename never copies, and cannot be seen half done.
-            hidden=str(path.with_name(f".hidden-{path.name}-{uuid.uuid4().hex[:8]}")),
+            hidden=str(path.with_name(f"{_HIDDEN}{path.name}-{uuid.uuid4().hex[:8]}")),
         )
         return Act(undo_record=record.to_json())
 
@@ -362,22 +366,37 @@ class HideCheckpoint(_CheckpointFault[NoParameters]):
             return {"undone": "there was nothing to undo"}
         known = HiddenFolder.from_json(record)
         folder, hidden = Path(known.folder), Path(known.hidden)
+        if hidden.parent != folder.parent or not hidden.name.startswith(f"{_HIDDEN}{folder.name}"):
+            raise HealError(f"{hidden} is no place to which {folder} was moved aside: left alone")
         try:
-            if not hidden.exists():
-                return {"undone": "in its place" if folder.exists() else "not there any more", "folder": str(folder)}
-            if folder.is_symlink() and folder.readlink() == Path(folder.name):
-                folder.unlink()
-            if os.path.lexists(folder) and hidden.is_file():
-                # A script's: it would have been overwritten.
-                hidden.unlink()
-                return {"undone": "the job has written this file since", "folder": str(folder)}
-            if os.path.lexists(folder):
-                raise HealError(f"{folder} is something else now: the checkpoint that was there is {hidden}")
-            hidden.rename(folder)
-            _sync_folder(folder.parent)
+            with parent_of(folder) as (parent, name):
+                outcome = _bring_back(parent, name, hidden.name)
+        except FileNotFoundError:
+            outcome = "not there any more"
         except OSError as error:
             raise HealError(f"cannot put {hidden} back as {folder}: {error.strerror}") from error
-        return {"undone": "in its place", "folder": str(folder)}
+        if outcome is None:
+            raise HealError(f"{folder} is something else now: the checkpoint that was there is {hidden}")
+        return {"undone": outcome, "folder": str(folder)}
+
+
+def _bring_back(parent: int, name: str, hidden: str) -> str | None:
+    """What came of it; None: something else is in the place."""
+    aside, now = status_in(parent, hidden), status_in(parent, name)
+    if aside is None:
+        return "not there any more" if now is None or stat.S_ISLNK(now.st_mode) else "in its place"
+    if now is not None and stat.S_ISLNK(now.st_mode) and os.readlink(name, dir_fd=parent) == name:
+        os.unlink(name, dir_fd=parent)
+        now = None
+    if now is not None and stat.S_ISREG(aside.st_mode):
+        # A script's: it would have been overwritten.
+        os.unlink(hidden, dir_fd=parent)
+        return "the job has written this file since"
+    if now is not None:
+        return None
+    os.rename(hidden, name, src_dir_fd=parent, dst_dir_fd=parent)
+    os.fsync(parent)
+    return "in its place"
 
 
 def _file_of(record: Mapping[str, Any]) -> DamagedFile | DamagedSavedFile:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import stat
 import tempfile
 import uuid
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from chaos.errors import EffectNotSeen, HealError, InjectionError, TargetNotFound, UsageError, setting
 from chaos.faults.base import Act, Fault, FaultContext, Fidelity, RunContext
 from chaos.host import small_disk
+from chaos.host.own_folder import opened, parent_of, status_in
 from chaos.host.undo_record import UndoRecord
 from chaos.spec.quantities import BytesText, bytes_text
 from chaos.spec.target import ResolvedTarget, Scope
@@ -30,6 +32,7 @@ from mecefo_runtime.system.job_records import CheckpointFailed
 from mecefo_runtime.system.record import Record
 
 _FILL_BYTES = 1 << 24
+_BALLAST = ".ballast-"
 
 
 class FillParameters(BaseModel):
@@ -47,6 +50,10 @@ class FullDiskRecord(UndoRecord):
 
     ballast: str
     disk: small_disk.SmallDisk | None
+
+    def changed_paths(self) -> tuple[str, ...] | None:
+        """The file, the folder under the disk, and the disk's own place."""
+        return self.ballast, *(() if self.disk is None else (self.disk.folder, self.disk.place))
 
 
 class FillDisk(Fault[FillParameters]):
@@ -98,13 +105,13 @@ class FillDisk(Fault[FillParameters]):
         if not folder.is_dir():
             raise TargetNotFound(f"there is no folder {folder} yet: choose a step after the first checkpoint")
         token = uuid.uuid4().hex[:12]
-        ballast, disk = str(folder.resolve() / f".ballast-{token}"), None
+        ballast, disk = str(folder.resolve() / f"{_BALLAST}{token}"), None
         if not self._is_small(folder, context.run_folder):
             if not small_disk.may_mount():
                 raise InjectionError(self._violation(folder))
             place = context.run_folder / f"disk-{token}"
             disk = small_disk.SmallDisk(
-                name=f"chaos-disk-{token}",
+                name=f"{small_disk.NAME_PREFIX}{token}",
                 folder=str(folder.resolve()),
                 place=str(place.resolve()),
                 num_bytes=self.parameters.size,
@@ -185,14 +192,18 @@ class FillDisk(Fault[FillParameters]):
             return {"undone": "there was nothing to undo"}
         known = FullDiskRecord.from_json(record)
         ballast, disk = Path(known.ballast), known.disk
+        if not ballast.name.startswith(_BALLAST):
+            raise HealError(f"{ballast} is not called as what fills a disk: left alone")
+        if disk is not None and not disk.name.startswith(small_disk.NAME_PREFIX):
+            raise HealError(f"{disk.name!r} is no name of a disk of ours: left alone")
         returned: list[str] = []
         try:
-            ballast.unlink(missing_ok=True)
+            _remove(ballast)
             if disk is not None:
                 returned = small_disk.take_away(disk)
+            refusal = _refusal_of(ballast.parent)
         except OSError as error:
             raise HealError(f"cannot free the disk of {ballast.parent}: {error.strerror} ({error.filename})") from error
-        refusal = _refusal(ballast.parent) if ballast.parent.is_dir() else None
         if refusal == errno.ENOSPC:
             raise HealError(f"the disk of {ballast.parent} is still full, though nothing of ours is on it any more")
         return {"undone": "a write of 1 byte succeeds again", "folder": str(ballast.parent), "returned": returned}
@@ -242,11 +253,29 @@ def _fill(ballast: Path, limit_bytes: int) -> None:
                 written += chunk_bytes
 
 
+def _remove(ballast: Path) -> None:
+    with suppress(FileNotFoundError), parent_of(ballast) as (folder, name):
+        status = status_in(folder, name)
+        if status is not None and not stat.S_ISREG(status.st_mode):
+            raise HealError(f"{ballast} is no regular file: left alone")
+        os.unlink(name, dir_fd=folder)
+
+
+def _refusal_of(folder: Path) -> int | None:
+    """As `_refusal`, of a folder that is reached through no link; None also where it is not there any more."""
+    try:
+        with opened(folder) as descriptor:
+            return _refusal(Path(f"/proc/self/fd/{descriptor}"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
 def _refusal(folder: Path) -> int | None:
     """The errno with which a write of one byte to a new file in `folder` fails; None: it succeeds."""
     probe = folder / f".probe-{uuid.uuid4().hex[:12]}"
     try:
-        probe.write_bytes(b"x")
+        with probe.open("xb") as file:
+            file.write(b"x")
     except OSError as error:
         return error.errno
     finally:

@@ -89,6 +89,10 @@ class FlippedMemory(UndoRecord):
 
     parts: tuple[FlippedPart, ...] = ()
 
+    def changed_paths(self) -> tuple[str, ...] | None:
+        """Memory has no path."""
+        return ()
+
 
 class FlipSnapshotBit(Fault[FlipParameters]):
     """Flips bits in the newest snapshot in a node's memory; the next snapshot there writes over them."""
@@ -230,6 +234,10 @@ def _memory(process: ProcessId, descriptor: int, what: str) -> Iterator[int]:
         hint = "run chaos as root, or as the user of that process"
         raise InjectionError(f"{what} cannot be opened: {error.strerror}; {hint}") from error
     try:
+        # Looked at again through what was opened: the process may have ended, and another have its pid.
+        is_memory = str(Path(f"/proc/self/fd/{opened}").readlink()).startswith(f"/memfd:{MEMORY_NAME}")
+        if not is_memory or not process.is_running():
+            raise TargetNotFound(f"{what} is not there any more")
         yield opened
     finally:
         os.close(opened)

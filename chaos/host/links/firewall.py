@@ -14,14 +14,17 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, ClassVar
 
 from chaos.errors import HealError
 from chaos.host.containers import is_container_running, run_in_container
+from chaos.host.run_processes import bears_mark
 from chaos.host.undo_record import LEFT_OUT, UndoRecord
 from mecefo_runtime.system.process import ProcessId
 
 TIMEOUT_SECONDS = 30.0
+_COMMENT_WORD = "chaos"
 # Since 2001, and until 2286.
 _DIGITS_OF_NANOSECONDS = 19
 _QUEUES = "/proc/net/netfilter/nfnetlink_queue"
@@ -87,6 +90,8 @@ class FirewallRules:
     def remove(cls, record: Mapping[str, Any]) -> dict[str, Any]:
         """Delete the rules with the record's comment, and end what serves their queue."""
         known = FirewallRecord.from_json(record)
+        if not _is_comment(known.comment):
+            raise HealError(f"{known.comment!r} is no comment of rules of ours: left alone")
         evidence: dict[str, Any] = {"comment": known.comment, "at": known.at}
         if not known.is_there:
             return {**evidence, "removed": 0, "gone": "the network is gone with the process that held it"}
@@ -198,7 +203,18 @@ def run_inside(record: FirewallRecord, command: Sequence[str], text: str = "") -
 
 def _rules(record: FirewallRecord) -> list[str]:
     listed = run_inside(record, ["iptables", "--list-rules"]).splitlines()
-    return [line for line in listed if line.startswith("-A ") and record.comment in shlex.split(line)]
+    return [line for line in listed if line.startswith("-A ") and _comment_of(shlex.split(line)) == record.comment]
+
+
+def _is_comment(text: str) -> bool:
+    """Whether it is one that names a run: any other may be that of somebody else's rules."""
+    word, _, rest = text.partition(":")
+    return word == _COMMENT_WORD and bool(rest.strip(":"))
+
+
+def _comment_of(words: Sequence[str]) -> str | None:
+    """What follows `--comment`, which no other word of a rule is."""
+    return next((word for option, word in pairwise(words) if option == "--comment"), None)
 
 
 def _delete(record: FirewallRecord) -> int:
@@ -230,6 +246,10 @@ def _end_server(record: FirewallRecord, queue: int) -> int | None:
                     run_inside(record, ["kill", "-KILL", str(port)])
                 return port
             with suppress(ProcessLookupError):
-                ProcessId.of(port).signal(signal.SIGKILL)
-            return port
+                server = ProcessId.of(port)
+                # Of a version that did not mark it, it ends with its `chaos`.
+                if bears_mark(server):
+                    server.signal(signal.SIGKILL)
+                    return port
+            return None
     return None

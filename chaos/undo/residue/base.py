@@ -25,7 +25,8 @@ class AuditScope:
 
         The project's own name tells nothing: folders of its users are called so, and other runs go on meanwhile.
         """
-        return self.run in name
+        # An empty name would be in every other.
+        return bool(self.run) and self.run in name
 
 
 class Auditor(ABC):
