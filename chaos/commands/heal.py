@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 @OUT_OPTION
 @JSON_OPTION
 @click.option("--dry-run", is_flag=True, help="Print what would be undone and ended, without doing it.")
-@click.option("--yes", "is_confirmed", is_flag=True, help="Also heal by a ledger of yours that has to be looked at first.")
+@click.option(
+    "--yes", "is_confirmed", is_flag=True, help="Also heal by a ledger of yours that must be looked at first."
+)
 def heal(reference: str | None, out: Path, as_json: bool, dry_run: bool, is_confirmed: bool) -> int:
     """Undo what interrupted runs left behind, and end their processes.
 

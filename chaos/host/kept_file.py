@@ -187,7 +187,7 @@ def _copy(source: int, name: str, flags: int, folder: int, file: KeptFile, befor
     """What `source` holds to `name` in the folder, with the permissions and the owner of what is there as `before`."""
     status = status_in(folder, before)
     descriptor = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | flags, PRIVATE_FILE, dir_fd=folder)
-    with open(descriptor, "r+b") as target, open(os.dup(source), "rb") as kept:
+    with os.fdopen(descriptor, "r+b") as target, os.fdopen(os.dup(source), "rb") as kept:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "no regular file")
         kept.seek(0)
@@ -219,7 +219,8 @@ def _measured(name: str, folder: int) -> FileRecord | None:
 
 
 def _measured_open(descriptor: int) -> FileRecord:
-    with open(os.dup(descriptor), "rb") as file:
+    with os.fdopen(os.dup(descriptor), "rb") as file:
+        file.seek(0)
         return measure(file)
 
 

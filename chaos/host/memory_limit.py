@@ -22,6 +22,7 @@ from chaos.host.undo_record import LEFT_OUT, UndoRecord
 from mecefo_runtime.system.process import ProcessId
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
+_GROUP_PREFIX = "chaos-leak-"
 # A group that its last process has just left can be busy for a moment.
 REMOVED_WITHIN_SECONDS = 2.0
 GROUP_POLL_SECONDS = 0.02
@@ -159,7 +160,7 @@ def lift(limit: MemoryLimit) -> None:
 
 
 def _group_name(pid: int, start_ticks: int) -> str:
-    return f"chaos-leak-{pid}-{start_ticks}"
+    return f"{_GROUP_PREFIX}{pid}-{start_ticks}"
 
 
 def _check_group(limit: MemoryLimit) -> None:
@@ -170,7 +171,7 @@ def _check_group(limit: MemoryLimit) -> None:
     """
     group, home = limit.group_path, Path(limit.home or "")
     is_planned = (
-        group.name == _group_name(limit.pid, limit.start_ticks)
+        group.name.startswith(f"{_GROUP_PREFIX}{limit.pid}-")
         and all(one.is_relative_to(_CGROUP_ROOT) and ".." not in one.parts for one in (group, home))
         and group.parent in (home, home.parent)
         and os.path.realpath(group.parent) == str(group.parent)

@@ -75,7 +75,7 @@ def bears_mark(process: ProcessId) -> bool:
     """
     run = _UNDONE_RUN.get() or os.environ.get(RUN_VARIABLE, "")
     try:
-        if os.stat(f"/proc/{process.pid}").st_uid != os.geteuid():
+        if Path(f"/proc/{process.pid}").stat().st_uid != os.geteuid():
             return False
         variables = read_environment(process.pid).split(b"\0")
     except OSError:

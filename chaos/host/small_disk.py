@@ -82,9 +82,9 @@ def take_away(disk: SmallDisk) -> list[str]:
         with opened(folder) as target, opened(place) as source:
             # By their descriptors: nobody can exchange either of them for a link meanwhile.
             ours, theirs = (Path(f"/proc/self/fd/{one}") for one in (source, target))
-            for name in sorted(os.listdir(source)):
-                if not name.startswith(".") and _return(ours / name, theirs):
-                    returned.append(name)
+            for entry in sorted(ours.iterdir()):
+                if not entry.name.startswith(".") and _return(entry, theirs):
+                    returned.append(entry.name)
         _unmount(place, disk.name)
     with suppress(FileNotFoundError), parent_of(place) as (outer, name):
         os.rmdir(name, dir_fd=outer)

@@ -64,7 +64,7 @@ def doubt(run: OpenRun, contents: Contents, *, is_registered: bool) -> Doubt | N
         places = " ".join(shlex.quote(str(one)) for one in open_to_others)
         return Doubt(
             "writable",
-            f"others may write to {' and '.join(map(str, open_to_others))}, so the ledger may not be what the run wrote",
+            f"others may write to {' and '.join(map(str, open_to_others))}: the ledger may be theirs",
             f"look with `{_again(run, '--dry-run')}`, then `chmod go-w {places}` and heal again",
             # The run is known; only what stands in its ledger is not.
             may_be_confirmed=is_registered,

@@ -14,7 +14,7 @@ from chaos.errors import ChaosError, HealError
 from chaos.faults import registry
 from chaos.faults.base import Fault
 from chaos.host import containers
-from chaos.host.run_processes import end_processes, kill_processes, processes_of
+from chaos.host.run_processes import RunProcess, end_processes, kill_processes, processes_of
 from chaos.undo import residue, run_registry
 from chaos.undo.belief import allowed_folders, doubt, doubt_of_age, is_before_restart
 from chaos.undo.bounds import changed_paths, check_paths, pids, without_processes
@@ -149,9 +149,7 @@ def _undo_of(
     return lambda record: kind.undo(without_processes(record))
 
 
-def heal(
-    run: OpenRun, by: Author = "heal", faults: Faults | None = None, *, is_confirmed: bool = False
-) -> Healed:
+def heal(run: OpenRun, by: Author = "heal", faults: Faults | None = None, *, is_confirmed: bool = False) -> Healed:
     """End the processes of a run whose tool is dead, undo all that is pending, and look whether anything is left.
 
     Forgets the run when nothing is; of a ledger that somebody removed nothing can be undone. The caller has made sure
@@ -164,9 +162,10 @@ def heal(
     if by != "watchdog":
         refuse_if_doubtful(run, read_ledger(run.ledger), is_confirmed=is_confirmed)
     # Killed first, so that none does again what is undone now. Most have ended by the time that the undo is through.
-    killed = kill_processes(run.run)
+    is_here = not run.is_before_restart()
+    killed = kill_processes(run.run) if is_here else ()
     undoing = undo_pending(run, by, faults=faults, is_confirmed=is_confirmed)
-    ended = {one.process: one for one in (*killed, *end_processes(run.run))}
+    ended = {one.process: one for one in (*killed, *(end_processes(run.run) if is_here else ()))}
     removed: list[str] = []
     if run.engine is not None:
         # What is still there, or that nobody can know, is what the search for what is left tells.
@@ -210,7 +209,7 @@ def preview(run: OpenRun) -> Healed:
         str(run.folder),
         undone=tuple(would),
         failed=tuple(failed),
-        ended=tuple(one.to_dict() for one in processes_of(run.run)),
+        ended=tuple(one.to_dict() for one in _processes_of(run)),
         removed=removed,
         left=() if violation is None else ({"kind": "Docker", "what": f"engine: {violation}"},),
         problems=(*contents.problems, *(() if found is None else (str(found),))),
@@ -227,7 +226,7 @@ def unclean(run: OpenRun) -> str | None:
         found.append(why.text)
     if run.watchdog is not None and not os.path.lexists(run.ledger):
         found.append("its ledger is missing, so this is not known")
-    if processes := processes_of(run.run):
+    if processes := _processes_of(run):
         found.append(f"{len(processes)} of its processes still run")
     parts, violation = _in_engine(run)
     found += [*parts, *([] if violation is None else [violation])]
@@ -257,6 +256,11 @@ def refuse_if_unclean() -> None:
 def audit_scope(run: OpenRun) -> AuditScope:
     """Where to look for what the run left behind."""
     return AuditScope(run.run, (run.folder,), run.ledger, run.engine)
+
+
+def _processes_of(run: OpenRun) -> tuple[RunProcess, ...]:
+    """What still runs of it; after a restart of the host nothing does."""
+    return () if run.is_before_restart() else processes_of(run.run)
 
 
 def _in_engine(run: OpenRun) -> tuple[tuple[str, ...], str | None]:

@@ -101,7 +101,8 @@ class Ledger:
     """The ledger of one run, open for writing by `by`; `run` is the run's name in the environment of its processes.
 
     `folders` are those in which the run may change files, beside its own. `on_folders` hears of all of them, and of
-    single files elsewhere, before the record that needs a further one is written. All that is read and written goes to the file that was opened at first.
+    single files elsewhere, before the record that needs a further one is written. All that is read and written goes to
+    the file that was opened at first.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class Ledger:
         self._on_folders = on_folders
         made = 0 if must_exist else os.O_CREAT
         try:
-            self._file = open(path, "r+b", buffering=0, opener=lambda name, _: _open(name, made))
+            self._file = os.fdopen(_open(path, made), "r+b", buffering=0)
         except OSError as error:
             raise EnvironmentFailure(
                 f"cannot open the undo ledger {path}: {why(error)}; nothing was injected"
@@ -329,7 +330,7 @@ def _last_line(descriptor: int, size: int) -> bytes:
     last = b""
     while size:
         begin = max(0, size - _TAIL_BYTES)
-        head, end, tail = os.pread(descriptor, size - begin, begin).rpartition(b"\n")
+        _, end, tail = os.pread(descriptor, size - begin, begin).rpartition(b"\n")
         last = tail + last
         if end:
             break
@@ -337,7 +338,7 @@ def _last_line(descriptor: int, size: int) -> bytes:
     return last
 
 
-def _open(path: str, made: int) -> int:
+def _open(path: Path, made: int) -> int:
     return os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | made, _MODE)
 
 
