@@ -17,6 +17,8 @@ from typing import Any
 Message = dict[str, Any]
 # A layout of thousands of ranks fits; a peer that sends more is not one of ours.
 MAX_LINE_BYTES = 1 << 24
+# Of a stranger, who has not said the token yet.
+MAX_HELLO_BYTES = 1 << 16
 SEND_TIMEOUT_SECONDS = 5.0
 # A peer that acknowledges nothing for so long is gone, or its link is: the kernel would go on for a quarter of an hour.
 ACKNOWLEDGE_SECONDS = 2.0

@@ -45,8 +45,18 @@ def ground(tmp_path, monkeypatch):
 def line(fault, record, run, **more):
     """One line of a ledger as an earlier version wrote it; `more` is what a later one adds."""
     return {
-        **{"incident": 0, "fault": fault, "state": "prepared", "record": record, "run": run, "by": "chaos"},
-        **{"pid": DEAD.pid, "start_ticks": DEAD.start_ticks, "time": 4e9, "folder": "/r", "absent": [], **more},
+        "incident": 0,
+        "fault": fault,
+        "state": "prepared",
+        "record": record,
+        "run": run,
+        "by": "chaos",
+        "pid": DEAD.pid,
+        "start_ticks": DEAD.start_ticks,
+        "time": 4e9,
+        "folder": "/r",
+        "absent": [],
+        **more,
     }
 
 
