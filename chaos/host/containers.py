@@ -67,7 +67,8 @@ def connect(url: str | None = None, timeout_seconds: int = REQUEST_TIMEOUT_SECON
             _knock(url)
             client = docker.DockerClient(base_url=url, timeout=timeout_seconds)
         client.ping()
-    except (docker.errors.DockerException, requests.RequestException, OSError) as error:
+    except (docker.errors.DockerException, requests.RequestException, OSError, ValueError) as error:
+        # ValueError: an address that is none.
         if client is not None:
             client.close()
         raise EnvironmentFailure(why_no_engine(error)) from error

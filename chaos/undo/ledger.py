@@ -31,6 +31,7 @@ from chaos.host.run_processes import is_name, undoing
 from chaos.undo.run_registry import Place, process_from
 from chaos.user_files import bounded_lines
 from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.strict_json import loads
 
 Author = Literal["chaos", "watchdog", "heal"]
 State = Literal["prepared", "applied", "lapsed", "struck"]
@@ -363,7 +364,7 @@ def _continue(known: Entry | None, entry: Entry) -> Entry:
 
 def _parse(line: bytes) -> Entry | None:
     try:
-        raw = json.loads(line)
+        raw = loads(line)
         incident, fault, state, record = raw["incident"], raw["fault"], raw["state"], raw["record"]
         is_sound = type(incident) is int and isinstance(fault, str) and isinstance(state, str) and state in _STATES
         run, folder, by = (str(raw.get(key, "")) for key in ("run", "folder", "by"))

@@ -21,6 +21,7 @@ from chaos.errors import EnvironmentFailure
 from chaos.host.inherited import why
 from chaos.host.run_processes import is_name
 from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.strict_json import loads
 
 STATE_VARIABLE = "CHAOS_STATE"
 _NAME = "mecefo-chaos"
@@ -123,7 +124,7 @@ class OpenRun:
             ValueError: it is nothing of the kind.
         """
         try:
-            raw = json.loads(text)
+            raw = loads(text)
             folders, ledger_file, engine = raw.get("folders"), raw.get("ledger_file"), raw["engine"]
             run = raw["run"]
             if not isinstance(run, str) or not is_name(run):

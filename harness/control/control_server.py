@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+import sys
+from collections.abc import Callable
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -34,10 +36,15 @@ from mecefo_runtime.comm import messages
 from mecefo_runtime.comm.messages import ToSupervisor
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.process import ProcessId
-from mecefo_runtime.system.wire import LOOPBACK, MAX_LINE_BYTES, UNIX, Message, WireError, decode, encode, token_matches
+from mecefo_runtime.system.strangers import BUFFER_BYTES, HELLO_TIMEOUT_SECONDS, Strangers, read_line
+from mecefo_runtime.system.strict_json import whole
+from mecefo_runtime.system.wire import LOOPBACK, UNIX, Message, WireError, decode, encode
 
 # struct ucred: pid, uid, gid (unix(7)).
 _CREDENTIALS = "=iII"
+_MAX_NUMBER = 1 << 31
+# Anything that another process can do to us by what it says.
+_BREAKDOWNS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError)
 
 
 class NodeListener(Protocol):
@@ -52,7 +59,7 @@ class ControlServer:
     """Collects events and passes messages, until closed; `on_event` gets every event, in the order of arrival."""
 
     def __init__(self, token: str, on_event: Callable[[Event], None]) -> None:
-        self._token = token
+        self._strangers = Strangers(token)
         self._on_event = on_event
         self._server: asyncio.Server | None = None
         # By job and node.
@@ -82,13 +89,13 @@ class ControlServer:
             try:
                 self._socket_file = SocketFile(folder, may_be_relative=may_be_relative)
                 self._server = await asyncio.start_unix_server(
-                    self._on_connection, sock=self._socket_file.socket, limit=MAX_LINE_BYTES
+                    self._on_connection, sock=self._socket_file.socket, limit=BUFFER_BYTES
                 )
             except OSError as error:
                 raise EnvironmentFailure(f"cannot listen on a Unix socket: {why(error)}") from error
             self.address = f"{UNIX}{self._socket_file.path}"
             return
-        self._server = await asyncio.start_server(self._on_connection, LOOPBACK, 0, limit=MAX_LINE_BYTES)
+        self._server = await asyncio.start_server(self._on_connection, LOOPBACK, 0, limit=BUFFER_BYTES)
         port = self._server.sockets[0].getsockname()[1]
         self.address = f"{LOOPBACK}:{port}"
 
@@ -124,8 +131,8 @@ class ControlServer:
         self._open.add(task)
         try:
             peer_pid = _peer_pid(writer)
-            hello = decode(await reader.readline())
-            if not token_matches(hello, self._token):
+            hello = await self._strangers.hello(reader, HELLO_TIMEOUT_SECONDS)
+            if hello is None:
                 return
             match hello["role"]:
                 case "agent":
@@ -135,7 +142,7 @@ class ControlServer:
                 case "node" if self.nodes is not None and peer_pid is not None:
                     await self.nodes.serve(str(hello["name"]), peer_pid, reader, writer)
                 case "supervisor":
-                    place = str(hello["job"]), int(hello["node"])
+                    place = str(hello["job"]), whole(hello["node"])
                     self._supervisors[place] = writer
                     await self._collect(reader, peer_pid)
                     if self._supervisors.get(place) is writer:
@@ -145,6 +152,9 @@ class ControlServer:
         except (WireError, OSError, ValueError, KeyError):
             # A process that was killed in the middle of a line, or a stranger.
             return
+        except _BREAKDOWNS as error:
+            # What a process with the token says is read strictly; where that is not enough, its run goes on.
+            print(f"chaos: warning: a process of the run was hung up on: {error!r}", file=sys.stderr)
         except asyncio.CancelledError:
             # The control server closes. Streams of Python 3.11 report a connection's cancelled task as a failure.
             return
@@ -153,7 +163,7 @@ class ControlServer:
             writer.close()
 
     async def _collect(self, reader: asyncio.StreamReader, peer_pid: int | None) -> None:
-        while line := await reader.readline():
+        while line := await read_line(reader):
             event = Event.from_json(line)
             self._on_event(event if peer_pid is None else self._host_pids.of_event(event, peer_pid))
 
@@ -168,6 +178,7 @@ class ControlServer:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: Message, peer_pid: int | None
     ) -> None:
         listener = self.agents
+        _check_agent(hello)
         if listener is None:
             # Without an injector nobody is held: training continues when the connection ends. That a rank is there, and
             # how it ends, is told all the same.
@@ -193,13 +204,27 @@ class ControlServer:
             session = AgentSession(place, node, attempt, process, send)
             listener.connected(session)
             try:
-                while line := await reader.readline():
+                while line := await read_line(reader):
                     listener.on_message(session, from_agent(decode(line)))
             finally:
                 listener.closed(session)
 
     def _start_of(self, hello: Message, attempt: int) -> Start | None:
         return self.start_of(attempt) if self.start_of is not None and hello.get(ASKS_FOR_START) else None
+
+
+def _check_agent(hello: Message) -> None:
+    """See that an agent's numbers are some.
+
+    Raises:
+        ValueError: they are none; KeyError: one is missing.
+    """
+    for key in ("pid", "node", "attempt"):
+        whole(hello[key], _MAX_NUMBER)
+    for key in ("rank", "world_size", "replica"):
+        if hello.get(key) is not None:
+            whole(hello[key], _MAX_NUMBER)
+    hello["rank"]
 
 
 def _peer_pid(writer: asyncio.StreamWriter) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,13 @@ from typing import Any
 from chaos.errors import UsageError
 from chaos.host.run_files import EVENTS_FILE, EXPERIMENT_FILE, SUMMARY_FILE
 from chaos.spec.yaml_lines import read
+from chaos.user_files import read_regular
 from harness.judging.summarize import summarize
 from harness.judging.summary import Summary
 from harness.store.agreement import RUN_STARTED, contradictions_of_files, no_beginning
 from harness.store.log import read_events
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.strict_json import loads
 
 
 def judge(folder: Path, gates: Sequence[str] | None = None) -> tuple[Summary, list[Event]]:
@@ -56,7 +57,7 @@ def _experiment_of(path: Path) -> Mapping[str, Any] | None:
 def _summary_of(path: Path) -> Mapping[str, Any] | None:
     """The same of a summary."""
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        found = loads(read_regular(path))
+    except (OSError, ValueError):
         return None
     return found if isinstance(found, Mapping) else None

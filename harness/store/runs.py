@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
-import json
 import os
 import re
 import secrets
@@ -25,9 +24,11 @@ import psutil
 
 from chaos.errors import EnvironmentFailure, UsageError, shown
 from chaos.host.run_files import EVENTS_FILE, SUMMARY_FILE
-from chaos.user_files import open_regular, read_regular
+from chaos.user_files import bounded_lines, open_regular, read_regular
 from harness.store.agreement import contradictions_of_files, contradictions_of_start, no_beginning, wrong_number
+from harness.store.log import BREAKDOWNS
 from mecefo_runtime.system.events import MAIN_JOB, Event
+from mecefo_runtime.system.strict_json import MAX_WHOLE, loads
 
 SET_FILE = "set.json"
 LATEST = "latest"
@@ -182,7 +183,7 @@ def list_runs(out: Path) -> list[RunEntry]:
     Raises:
         StoreError: the store itself cannot be read.
     """
-    return [_entry(folder) for folder in _by_age(out)]
+    return [_entry_or_unreadable(folder) for folder in _by_age(out)]
 
 
 def references(out: Path) -> list[str]:
@@ -278,6 +279,14 @@ def _explain(path: Path, error: OSError | ValueError, *, writing: bool = True) -
     return f"cannot use {path} ({reason}): {elsewhere}"
 
 
+def _entry_or_unreadable(folder: Path) -> RunEntry:
+    """One run whose files nobody understands does not keep the others from being listed."""
+    try:
+        return _entry(folder)
+    except BREAKDOWNS:
+        return RunEntry(folder.parent.name, None, UNREADABLE, None, "", folder)
+
+
 def _entry(folder: Path) -> RunEntry:
     summary = _read_summary(folder / SUMMARY_FILE)
     log = _read_log(folder / EVENTS_FILE)
@@ -329,10 +338,11 @@ def _read_log(path: Path) -> _Log:
     try:
         with open_regular(path) as file:
             first = _event(file.readline(_TAIL_BYTES))
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
             tail = [event for event in map(_event, file.read(_TAIL_BYTES).splitlines()) if event is not None]
             file.seek(0)
-            ends = Counter((line[:1], line.rstrip()[-1:]) for line in file if not line.isspace())
+            lines = (line or b"too long" for line in bounded_lines(file))
+            ends = Counter((line[:1], line.rstrip()[-1:]) for line in lines if not line.isspace())
     except OSError:
         return _Log()
     if first is None:
@@ -355,7 +365,7 @@ def _read_log(path: Path) -> _Log:
 def _event(line: bytes) -> Event | None:
     try:
         return Event.from_json(line)
-    except (ValueError, AttributeError, RecursionError):
+    except ValueError:
         return None
 
 
@@ -370,14 +380,14 @@ def _is_alive(pid: int, since_seconds: float) -> bool:
 
 def _read_summary(path: Path) -> Mapping[str, Any] | None:
     try:
-        summary = json.loads(read_regular(path))
-    except (OSError, ValueError, RecursionError):
+        summary = loads(read_regular(path))
+    except (OSError, ValueError):
         return None
     return summary if isinstance(summary, dict) and isinstance(summary.get("verdict"), str) else None
 
 
 def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if type(value) is int and abs(value) < MAX_WHOLE else None
 
 
 def _count_kinds(items: object, key: str) -> str:

@@ -23,7 +23,7 @@ from typing import NoReturn
 from mecefo_runtime.snapshots.peer import SnapshotPeer
 from mecefo_runtime.snapshots.process import SnapshotProcess, start_snapshot_process
 from mecefo_runtime.system.process import ProcessId, keep_only, set_name, start_child
-from mecefo_runtime.system.wire import decode, encode, parse_address
+from mecefo_runtime.system.wire import MAX_HELLO_BYTES, decode, encode, parse_address
 
 # One that dies as soon as it is started is started again no more often than that.
 RESTART_SECONDS = 1.0
@@ -142,7 +142,7 @@ def _be_found(process: SnapshotProcess, launcher: ProcessId, node: int) -> None:
                 if not _is_ours(sock):
                     continue
                 with sock.makefile("rb") as reader:
-                    wanted = decode(reader.readline())
+                    wanted = decode(reader.readline(MAX_HELLO_BYTES))
                 if wanted["node"] != node:
                     # The launcher has numbered its nodes again: what is here is known by another number.
                     os.kill(os.getpid(), signal.SIGKILL)

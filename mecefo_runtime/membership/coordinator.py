@@ -65,7 +65,8 @@ from mecefo_runtime.snapshots.messages import (
     from_snapshot_process,
 )
 from mecefo_runtime.system.events import Emitter
-from mecefo_runtime.system.wire import MAX_LINE_BYTES, Message, WireError, decode, encode, token_matches
+from mecefo_runtime.system.strangers import BUFFER_BYTES, HELLO_TIMEOUT_SECONDS, Strangers, read_line
+from mecefo_runtime.system.wire import Message, WireError, decode, encode
 
 T = TypeVar("T")
 
@@ -75,8 +76,6 @@ _READERS: dict[str, Callable[[Message], FromRank | FromSupervisor | FromSnapshot
     SnapshotsHello.__name__: from_snapshot_process,
 }
 
-# Whoever connects says at once who it is.
-HELLO_TIMEOUT_SECONDS = 10.0
 # After the end: how long ranks may take to hear of it and hang up.
 FAREWELL_SECONDS = 2.0
 # Turns of the event loop until what lies in the sockets has been acted upon: to poll, to hand over, to read.
@@ -104,7 +103,7 @@ class Coordinator:
             raise ValueError(f"the strategy {job.strategy} needs a job that keeps snapshots")
         self._checkpoint = checkpoint or CoordinatorCheckpoint()
         self._listener = listener
-        self._token = token
+        self._strangers = Strangers(token)
         self._emitter = emitter
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._snapshot_writers: dict[int, asyncio.StreamWriter] = {}
@@ -153,7 +152,7 @@ class Coordinator:
 
     async def serve(self) -> bool:
         """Run until the job has ended; returns whether it succeeded."""
-        server = await asyncio.start_server(self._on_connection, sock=self._listener, limit=MAX_LINE_BYTES)
+        server = await asyncio.start_server(self._on_connection, sock=self._listener, limit=BUFFER_BYTES)
         self._settle()
         await self._ended.wait()
         if self._bug is not None:
@@ -194,8 +193,8 @@ class Coordinator:
     async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             try:
-                raw = decode(await asyncio.wait_for(reader.readline(), HELLO_TIMEOUT_SECONDS))
-                if not token_matches(raw, self._token):
+                raw = await self._strangers.hello(reader, HELLO_TIMEOUT_SECONDS)
+                if raw is None:
                     return
                 del raw["token"]
                 read = _READERS.get(str(raw.get("type")), from_rank)
@@ -349,7 +348,7 @@ async def _messages(reader: asyncio.StreamReader, read: Callable[[Message], T]) 
     """What a peer says, until its connection ends, or it says what is no message of ours."""
     while True:
         try:
-            line = await reader.readline()
+            line = await read_line(reader)
             if not line:
                 return
             message = read(decode(line))

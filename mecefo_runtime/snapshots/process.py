@@ -11,6 +11,7 @@ import os
 import queue
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -48,16 +49,27 @@ from mecefo_runtime.snapshots.protecting import Protector
 from mecefo_runtime.snapshots.reports import Reports
 from mecefo_runtime.snapshots.shelf import NotHeld, ShelfFull, Snapshot, is_outdated
 from mecefo_runtime.system.process import begin_session, give_way
+from mecefo_runtime.system.strangers import StrangerThreads
 from mecefo_runtime.system.wire import Connection, Message, WireError, limit_send_time, token_matches
 from mecefo_runtime.system.wire_messages import to_wire
 
 # A peer that encodes waits for what this node's ranks are still writing.
 DESCRIBE_TIMEOUT_SECONDS = 20.0
 HELLO_TIMEOUT_SECONDS = 10.0
+# After an accept that failed.
+_PAUSE_SECONDS = 0.1
 
 
 def no_announcement(step: int, phase: str) -> None:
     """Ignore a phase: there is no observer."""
+
+
+def _is_listening(listener: socket.socket) -> bool:
+    """Whether it still takes connections: neither closed nor shut down."""
+    try:
+        return bool(listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    except OSError:
+        return False
 
 
 class SnapshotProcess:
@@ -84,6 +96,7 @@ class SnapshotProcess:
         self._config = config
         self._contents = Contents(config.memory_bytes)
         self._reports: Reports | None = None
+        self._strangers = StrangerThreads()
         # Once the coordinator knows of it, its ranks have the CPU first.
         self.gives_way = False
         self._changed = threading.Condition()
@@ -103,7 +116,11 @@ class SnapshotProcess:
             try:
                 sock, _ = self._listener.accept()
             except OSError:
-                return
+                if not _is_listening(self._listener):
+                    return
+                # Of want of descriptors, or whoever came has gone: not the end.
+                time.sleep(_PAUSE_SECONDS)
+                continue
             threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
     def attend(self, coordinator: str, token: str) -> None:
@@ -151,13 +168,14 @@ class SnapshotProcess:
     # ---- connections ----
 
     def _serve(self, sock: socket.socket) -> None:
-        sock.settimeout(HELLO_TIMEOUT_SECONDS)
         # What is sent after its announcement must not wait until that is acknowledged, which takes 40 ms.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = Connection(sock)
         ranks: set[int] = set()
         try:
-            if not token_matches(connection.receive(), self._token):
+            with self._strangers.waiting(sock):
+                hello = connection.receive_hello(HELLO_TIMEOUT_SECONDS)
+            if not token_matches(hello, self._token):
                 return
             sock.settimeout(None)
             limit_send_time(sock)

@@ -15,6 +15,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mecefo_runtime.system.strict_json import loads
+
+# Until the year 9999 (`datetime.MAXYEAR`).
+_MAX_SECONDS = 2.5e11
+# Of processes, and of starts.
+_MAX_NUMBER = 1 << 31
+_MAX_STEP = 1 << 53
+_MAX_PLACES = 1 << 24
 MAIN_JOB = "main"
 TWIN_JOB = "twin"
 
@@ -61,28 +69,34 @@ class Event:
 
     @classmethod
     def from_json(cls, line: str | bytes) -> Event:
-        """Read one line.
+        """Read one line, which anybody may have written.
 
         Raises:
-            ValueError: the line is not a complete event (a run that was cut off ends in one of those).
+            ValueError: the line is not a complete event (a run that was cut off ends in one of those), or its head is
+                not such as a run writes. What its fields are, the record of its kind tells.
         """
         try:
-            raw = json.loads(line)
-            return cls(
-                kind=raw["kind"],
-                source=raw["source"],
-                time_seconds=float(raw["time"]),
-                monotonic_seconds=float(raw["monotonic"]),
-                pid=int(raw["pid"]),
-                attempt=int(raw["attempt"]),
-                job=raw["job"],
-                rank=raw["rank"],
-                node=raw["node"],
-                step=raw["step"],
-                fields=raw["fields"],
-            )
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raw = loads(line)
+            seconds, monotonic, pid, attempt = raw["time"], raw["monotonic"], raw["pid"], raw["attempt"]
+            kind, source, job, fields = raw["kind"], raw["source"], raw["job"], raw["fields"]
+            rank, node, step = raw["rank"], raw["node"], raw["step"]
+        except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"not an event: {error}") from error
+        # Of each of a million lines, so in one go. True and False are no numbers here.
+        is_sound = (
+            (type(kind) is type(source) is type(job) is str and type(fields) is dict)
+            and (type(seconds) is float or type(seconds) is int)
+            and (type(monotonic) is float or type(monotonic) is int)
+            and -_MAX_SECONDS < seconds < _MAX_SECONDS
+            and -_MAX_SECONDS < monotonic < _MAX_SECONDS
+            and (type(pid) is type(attempt) is int and abs(pid) < _MAX_NUMBER and abs(attempt) < _MAX_NUMBER)
+            and (rank is None or (type(rank) is int and abs(rank) < _MAX_PLACES))
+            and (node is None or (type(node) is int and abs(node) < _MAX_PLACES))
+            and (step is None or (type(step) is int and abs(step) < _MAX_STEP))
+        )
+        if not is_sound:
+            raise ValueError("not an event: its head is none that a run writes")
+        return cls(kind, source, float(seconds), float(monotonic), pid, attempt, job, rank, node, step, fields)
 
 
 class Emitter:

@@ -9,6 +9,7 @@ from types import NoneType, UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.strict_json import MAX_WHOLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +138,7 @@ def _number(value: Any) -> float:
 
 
 def _whole(value: Any) -> int:
-    if not isinstance(value, int | float) or not math.isfinite(value):
+    if not isinstance(value, int | float) or not math.isfinite(value) or abs(value) > MAX_WHOLE:
         raise TypeError(value)
     return int(value)
 

@@ -12,7 +12,10 @@ import json
 import os
 import socket
 import threading
+import time
 from typing import Any
+
+from mecefo_runtime.system.strict_json import loads
 
 Message = dict[str, Any]
 # A layout of thousands of ranks fits; a peer that sends more is not one of ours.
@@ -42,8 +45,8 @@ def decode(line: bytes) -> Message:
         WireError: it is no JSON object.
     """
     try:
-        message = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        message = loads(line)
+    except ValueError as error:
         raise WireError(f"not a message: {error}") from error
     if not isinstance(message, dict):
         raise WireError("not a message: a JSON object is expected")
@@ -203,6 +206,29 @@ class Connection:
             raise WireError(str(error)) from error
         if not line.endswith(b"\n"):
             raise WireError("connection closed")
+        return decode(line)
+
+    def receive_hello(self, timeout_seconds: float) -> Message:
+        """The first message of who has just connected: all of it within the time, and short.
+
+        Raises:
+            WireError: it is not.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        line = b""
+        try:
+            while not line.endswith(b"\n"):
+                left = deadline - time.monotonic()
+                if left <= 0 or len(line) > MAX_HELLO_BYTES:
+                    raise WireError("who connected does not say who it is")
+                self._socket.settimeout(left)
+                # What follows the line stays for `receive`.
+                came = self._reader.peek()
+                if not came:
+                    raise WireError("connection closed")
+                line += self._reader.read(came.find(b"\n") + 1 or len(came))
+        except (OSError, ValueError) as error:
+            raise error if isinstance(error, WireError) else WireError(str(error)) from error
         return decode(line)
 
     def receive_some(self) -> list[Message]:

@@ -338,11 +338,10 @@ class _Coordinator:
             threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
-        sock.settimeout(_HELLO_SECONDS)
         connection = Connection(sock)
         node = None
         try:
-            raw = connection.receive()
+            raw = connection.receive_hello(_HELLO_SECONDS)
             if not token_matches(raw, self._token):
                 return
             hello = from_snapshot_process({key: value for key, value in raw.items() if key != "token"})
