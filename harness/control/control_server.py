@@ -10,7 +10,6 @@ import asyncio
 import socket
 import struct
 import sys
-from collections.abc import Callable
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
