@@ -89,6 +89,31 @@ class ProcessHost(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class LauncherLeft:
+    """A launcher that a fault of some nodes leaves alone: it serves `nodes`, others too."""
+
+    process: ProcessId
+    nodes: tuple[int, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {"pid": self.process.pid, "start_ticks": self.process.start_ticks, "nodes": list(self.nodes)}
+
+
+@runtime_checkable
+class LauncherHost(Protocol):
+    """The ability, of a `ProcessHost`, to tell who started the ranks: of a command, whose nodes may share launchers."""
+
+    def launchers_left(self, nodes: tuple[int, ...]) -> tuple[LauncherLeft, ...]:
+        """The launchers of ranks of `nodes` that serve other nodes too, so that `node_processes` has them not."""
+        ...
+
+    def launcher_of(self, rank: int) -> ProcessId | None:
+        """Who started the newest process of `rank`; None where that was no launcher."""
+        ...
+
+
 class InsideHost(Protocol):
     """Acts inside a rank, on its training thread (see `chaos.in_process`)."""
 
@@ -279,6 +304,10 @@ class Fault(ABC, Generic[ParametersT]):
     shows_when_released: ClassVar[bool] = False
     # Whether it is said before anything is lost, and the job has time to let its ranks go.
     gives_notice: ClassVar[bool] = False
+    # Whether it asks processes to end, which they may do in order: a job that then leaves as a whole has not died of it.
+    asks_to_leave: ClassVar[bool] = False
+    # Whether it damages what is stored: that shows only when something reads it.
+    is_latent: ClassVar[bool] = False
     # Whether it makes values wrong that other ranks may hold as well.
     changes_values: ClassVar[bool] = False
     verify_timeout_seconds: ClassVar[float] = VERIFY_TIMEOUT_SECONDS

@@ -283,6 +283,10 @@ class Injector:
         more: dict[str, Any] = {"held_nodes": nodes} if (nodes := armed.held_nodes) else {}
         if fault.gives_notice:
             more["gives_notice"] = True
+        if fault.asks_to_leave:
+            more["asks_to_leave"] = True
+        if fault.is_latent:
+            more["is_latent"] = True
         self._emit(
             "injected",
             step=step,

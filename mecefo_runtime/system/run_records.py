@@ -100,7 +100,8 @@ class Held(OfIncident):
 class Injected(OfIncident):
     """A fault was applied; with `is_loss` its ranks are gone until repaired, with `goes_on` it lasts until undone.
 
-    With `gives_notice` nothing was lost by then: the job has time to let the ranks go.
+    With `gives_notice` nothing was lost by then: the job has time to let the ranks go. One that `asks_to_leave` sent a
+    signal that processes may handle. One that `is_latent` damaged stored state: it shows when that is read.
     """
 
     KIND: ClassVar[str] = "injected"
@@ -110,6 +111,8 @@ class Injected(OfIncident):
     is_loss: bool = False
     goes_on: bool = False
     gives_notice: bool = False
+    asks_to_leave: bool = False
+    is_latent: bool = False
     target: Any = None
     phase: str | None = None
     ranks: tuple[int, ...] = ()

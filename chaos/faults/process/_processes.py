@@ -6,13 +6,22 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from chaos.errors import EffectNotSeen, NotOurs, TargetNotFound
 from chaos.faults._records import ProcessesRecord
-from chaos.faults.base import Act, Fault, FaultContext, Fidelity, OwnedProcess, ParametersT
+from chaos.faults.base import (
+    Act,
+    Fault,
+    FaultContext,
+    Fidelity,
+    LauncherHost,
+    LauncherLeft,
+    OwnedProcess,
+    ParametersT,
+)
 from chaos.host.process_table import exited
 from chaos.host.undo_record import UndoRecord
 from chaos.spec.target import ResolvedTarget
@@ -29,12 +38,27 @@ class ProcessFault(Fault[ParametersT]):
     fidelity: ClassVar[Fidelity] = "real"
     Record: ClassVar[type[UndoRecord]] = ProcessesRecord
 
+    def __init__(self, parameters: ParametersT) -> None:
+        super().__init__(parameters)
+        # Of a node: who starts ranks there and elsewhere, and is left alone.
+        self._left: tuple[LauncherLeft, ...] = ()
+
     def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
         """Every process of the target that is still running."""
+        if self.scope == "node" and target.role is None and isinstance(context.processes, LauncherHost):
+            self._left = context.processes.launchers_left(target.nodes)
         running = tuple(owned for owned in self._candidates(target, context) if owned.process.is_running())
         if not running:
             raise TargetNotFound(f"nothing of {target} is running any more")
         return Act(running, ProcessesRecord.of(running).to_json())
+
+    def _with_launchers_left(self, evidence: Mapping[str, Any]) -> dict[str, Any]:
+        """`evidence` of a fault of a node, and whose launcher lives on: a real node would have taken it along."""
+        if not self._left:
+            return dict(evidence)
+        words = f"{evidence['summary']}; ranks only: {'; '.join(map(_left_words, self._left))}"
+        more = {"ranks_only": True, "launchers_left": [one.to_dict() for one in self._left]}
+        return {**evidence, "summary": words, **more}
 
     def _candidates(self, target: ResolvedTarget, context: FaultContext) -> tuple[OwnedProcess, ...]:
         if target.role is not None:
@@ -42,6 +66,16 @@ class ProcessFault(Fault[ParametersT]):
         if self.scope == "node":
             return context.processes.node_processes(target.nodes)
         return context.processes.rank_processes(target.ranks)
+
+
+def starters_first(processes: Iterable[OwnedProcess]) -> list[OwnedProcess]:
+    """Whoever starts ranks again comes before them: it must not do so while a node goes down."""
+    return sorted(processes, key=lambda owned: owned.role not in ("supervisor", "launcher"))
+
+
+def _left_words(left: LauncherLeft) -> str:
+    *before, last = map(str, left.nodes)
+    return f"the launcher (pid {left.process.pid}) serves nodes {', '.join(before)} and {last} and was left running"
 
 
 def send(owned: OwnedProcess, number: signal.Signals) -> bool:

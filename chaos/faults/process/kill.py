@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidat
 from chaos.errors import EffectNotSeen, UsageError, nearest, shown
 from chaos.faults._records import ProcessesRecord
 from chaos.faults.base import Act, FaultContext, NoParameters, OwnedProcess
-from chaos.faults.process._processes import Exits, ProcessFault, ending, see_exits, send
+from chaos.faults.process._processes import Exits, ProcessFault, ending, see_exits, send, starters_first
 from chaos.host.process_table import disposition, exited
 from chaos.spec.quantities import SecondsText
 from chaos.spec.target import ResolvedTarget, Scope
@@ -23,6 +23,8 @@ from mecefo_runtime.system.process import ProcessId
 
 # How long to listen for how a process ended that is gone already: its parent says so.
 ENDING_SECONDS = 1.0
+# A job that handles a signal has so long to leave, while it takes no further step.
+LEAVING_SECONDS = 40.0
 # A supervisor that was asked to go has nothing to do but to go.
 SUPERVISOR_SECONDS = 1.0
 
@@ -103,7 +105,7 @@ class _Kill(ProcessFault[KillParametersT]):
             str(owned) if codes[owned.process] is None else f"{owned}, {ending(codes[owned.process])}"
             for owned in act.processes
         )
-        return {
+        evidence = {
             "summary": f"{sent}; process exit confirmed (pid and start time): {names}",
             "seen_in": "process table, by pid and start time",
             "seconds": round(seconds, 6),
@@ -112,6 +114,7 @@ class _Kill(ProcessFault[KillParametersT]):
                 for owned in act.processes
             ],
         }
+        return self._with_launchers_left(evidence)
 
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,6 +130,14 @@ class KillProcess(_Kill[SignalParameters]):
     scope: ClassVar[Scope] = "rank"
     Parameters: ClassVar[type[BaseModel]] = SignalParameters
 
+    def __init__(self, parameters: SignalParameters) -> None:
+        super().__init__(parameters)
+        if parameters.signal != signal.SIGKILL:
+            # It may be handled: by a rank that leaves in order with the others, by a launcher that waits for its ranks.
+            # None of them may be held meanwhile.
+            self.shows_when_released = True  # type: ignore[misc]
+            self.asks_to_leave = True  # type: ignore[misc]
+
     async def apply(self, act: Act, context: FaultContext) -> None:
         """The signal, to each."""
         for owned in act.processes:
@@ -137,13 +148,33 @@ class KillProcess(_Kill[SignalParameters]):
         number = self.parameters.signal
         # SIGKILL leaves no choice of how to end, so the held ranks need not wait to hear it.
         codes_within_seconds = 0.0 if number == signal.SIGKILL else ENDING_SECONDS
+        began = time.monotonic()
+        patience_seconds = timeout_seconds if number == signal.SIGKILL else max(timeout_seconds, LEAVING_SECONDS)
+        gone = asyncio.create_task(self._gone(act, context, patience_seconds, number.name, codes_within_seconds))
         try:
-            evidence = await self._gone(act, context, timeout_seconds, number.name, codes_within_seconds)
+            while not gone.done():
+                await asyncio.wait({gone}, timeout=timeout_seconds)
+                if self._stays(act, context, timeout_seconds):
+                    raise EffectNotSeen("nobody leaves")
+            return {**await gone, "signal": number.name}
         except EffectNotSeen:
             alive = [owned for owned in act.processes if owned.process.is_running()]
             why = "; ".join(f"{owned} {disposition(owned.process, number)} {number.name}" for owned in alive)
-            raise EffectNotSeen(f"still running after {timeout_seconds:g} s: {why}") from None
-        return {**evidence, "signal": number.name}
+            waited_seconds = timeout_seconds if number == signal.SIGKILL else round(time.monotonic() - began, 1)
+            raise EffectNotSeen(f"still running after {waited_seconds:g} s: {why}") from None
+        finally:
+            gone.cancel()
+            await asyncio.gather(gone, return_exceptions=True)
+
+    def _stays(self, act: Act, context: FaultContext, within_seconds: float) -> bool:
+        """Whether one of them runs on, and the job trains: then an end that comes later is no effect of the signal.
+
+        Who leaves saves a checkpoint first, and torchrun (2.13) gives its ranks 30 s: nobody takes a step meanwhile.
+        """
+        if not any(owned.process.is_running() for owned in act.processes):
+            return False
+        steps = context.watch.steps
+        return not steps or steps[-1].committed_seconds > time.monotonic() - within_seconds
 
 
 class KillNode(_Kill[GraceParameters]):
@@ -161,15 +192,20 @@ class KillNode(_Kill[GraceParameters]):
         if parameters.grace is not None:
             # Who is to go in order must not be held while it does.
             self.shows_when_released = True  # type: ignore[misc]
+            self.asks_to_leave = True  # type: ignore[misc]
 
     async def apply(self, act: Act, context: FaultContext) -> None:
-        """SIGKILL, the supervisor first: a dead node reports no exits. With a grace period, SIGTERM first."""
+        """SIGKILL, whoever started the ranks first: a dead node reports no exits. With a grace period, SIGTERM first.
+
+        A launcher gets it with its ranks: it would start them again on a node that is about to go.
+        """
         if self.parameters.grace is None:
-            for owned in sorted(act.processes, key=lambda owned: owned.role != "supervisor"):
+            for owned in starters_first(act.processes):
                 self._kill(owned)
             return
         ranks = [owned for owned in act.processes if owned.role == "rank"]
-        for owned in ranks:
+        launchers = [owned for owned in act.processes if owned.role == "launcher"]
+        for owned in (*launchers, *ranks):
             send(owned, signal.SIGTERM)
         self._farewell = asyncio.create_task(self._see_off(act, ranks, context, self.parameters.grace))
 
@@ -186,9 +222,13 @@ class KillNode(_Kill[GraceParameters]):
         supervisors = [owned for owned in act.processes if owned.role != "rank"]
         if time.monotonic() < ends_seconds:
             for owned in supervisors:
-                send(owned, signal.SIGTERM)
+                # A launcher has had its own; a second one breaks off torchrun's wait for its ranks (2.13).
+                if owned.role != "launcher":
+                    send(owned, signal.SIGTERM)
             left_seconds = max(0.0, ends_seconds - time.monotonic())
-            await exited((owned.process for owned in supervisors), min(SUPERVISOR_SECONDS, left_seconds))
+            has_launcher = any(owned.role == "launcher" for owned in supervisors)
+            patience_seconds = left_seconds if has_launcher else min(SUPERVISOR_SECONDS, left_seconds)
+            await exited((owned.process for owned in supervisors), patience_seconds)
         for owned in [*supervisors, *ranks]:
             self._kill(owned)
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from chaos.errors import EffectNotSeen, HealError
 from chaos.faults._records import ProcessesRecord
 from chaos.faults.base import Act, FaultContext, NoParameters
-from chaos.faults.process._processes import RUNNING, ProcessFault, send
+from chaos.faults.process._processes import RUNNING, ProcessFault, send, starters_first
 from chaos.host.process_table import STOPPED, TABLE_POLL_SECONDS, cpu_seconds, is_stopped, thread_states
 from chaos.spec.target import Scope
 from chaos.spec.trigger import Duration
@@ -33,8 +33,8 @@ class _Pause(ProcessFault[NoParameters]):
     undo_summary: ClassVar[str] = "SIGCONT, and a look at every thread"
 
     async def apply(self, act: Act, context: FaultContext) -> None:
-        """SIGSTOP, the supervisor first, so that it does not see its ranks stop."""
-        for owned in sorted(act.processes, key=lambda owned: owned.role != "supervisor"):
+        """SIGSTOP, whoever started the ranks first, so that it does not see them stop."""
+        for owned in starters_first(act.processes):
             send(owned, signal.SIGSTOP)
 
     async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class _Pause(ProcessFault[NoParameters]):
             raise EffectNotSeen(f"not still: {used_seconds} s of CPU time within {STILL_SECONDS:g} s")
         names = ", ".join(map(str, act.processes))
         whole, them = ("its only thread is", "it") if num_threads == 1 else (f"all {num_threads} threads are", "them")
-        return {
+        evidence = {
             "summary": f"{whole} stopped (state {STOPPED}), and no CPU time passed in {them} "
             f"within {STILL_SECONDS:g} s: {names}",
             "seen_in": "process table, by pid and start time, each thread",
@@ -67,6 +67,7 @@ class _Pause(ProcessFault[NoParameters]):
             "watched_seconds": STILL_SECONDS,
             "processes": [{**owned.to_dict(), "state": owned.process.state()} for owned in act.processes],
         }
+        return self._with_launchers_left(evidence)
 
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:

@@ -70,6 +70,7 @@ class _CheckpointFault(Fault[ParametersT]):
     fidelity: ClassVar[Fidelity] = "real"
     needs: ClassVar[tuple[str, ...]] = ("checkpoints",)
     has_lifetime: ClassVar[bool] = True
+    is_latent: ClassVar[bool] = True
     verify_timeout_seconds: ClassVar[float] = 120.0  # every byte is read again
 
     async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:

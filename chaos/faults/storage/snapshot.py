@@ -103,6 +103,7 @@ class FlipSnapshotBit(Fault[FlipParameters]):
     fidelity: ClassVar[Fidelity] = "real"
     needs: ClassVar[tuple[str, ...]] = ("own-runtime", "snapshots")
     has_lifetime: ClassVar[bool] = True
+    is_latent: ClassVar[bool] = True
     # Ranks that are held do not begin a snapshot in the very buffer.
     acts_inside: ClassVar[bool] = True
     undo_summary: ClassVar[str] = "the bits are flipped back, unless the next snapshot has begun there"

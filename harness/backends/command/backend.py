@@ -180,6 +180,13 @@ class LocalCommand(CommandRun):
         session = [] if self._leader is None else session_processes(self._leader)
         return sorted({*super()._own_processes(), *session}, key=lambda process: process.pid)
 
+    def _is_own(self, pid: int) -> bool:
+        if super()._is_own(pid):
+            return True
+        with suppress(OSError):
+            return self._leader is not None and self._leader.is_running() and os.getsid(pid) == self._leader.pid
+        return False
+
     def _start_setting(self, name: str) -> str | None:
         return self._environment.get(name)
 

@@ -12,11 +12,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from chaos.experiment.command_job import CommandConfig
 from chaos.external.identity import JOB_VARIABLE
-from chaos.faults.base import LinkHost, OwnedProcess
+from chaos.faults.base import LauncherLeft, LinkHost, OwnedProcess
 from chaos.host.run_processes import RUN_VARIABLE
 from chaos.in_process.protocol import Start
 from harness.analysis.command.failure_cause import EXITED, FailureCause
@@ -28,6 +28,7 @@ from harness.backends.command.launcher_log import OLD_ADDRESSES, STORE_SETTING, 
 from harness.backends.command.launches import Launch, Launches, parent_of
 from harness.backends.command.log_steps import LogSteps
 from harness.backends.command.processes_by_env import environment_of, listener_on, processes_of_run
+from harness.backends.command.rank_launchers import RankLaunchers, is_shell
 from harness.backends.ending_job import EndingJob
 from harness.backends.exits import REAPED_SECONDS, exit_of
 from harness.control.control_server import ControlServer
@@ -47,8 +48,11 @@ BLAME_POLL_SECONDS = 0.05
 class CommandRun(EndingJob, ABC):
     """One command with all that it started, on one node or once on each.
 
+    `_has_hosts`: each node is a host of its own, so that the command's own process there goes with it.
     `logs` are the files that it prints into, by the node that it is started on.
     """
+
+    _has_hosts: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -71,6 +75,7 @@ class CommandRun(EndingJob, ABC):
         self._ranks: dict[int, OwnedProcess] = {}
         # Whoever was started with RANK, long before it is one of the ranks: these are observed, and can be held.
         self._launches = Launches()
+        self._rank_launchers = RankLaunchers(self._is_own)
         # Of jobs of replica groups that live and die each by itself (torchft), and pid -> rank of those that are back.
         self._replica_of: dict[int, int] = {}
         self._coming_back: dict[int, int] = {}
@@ -128,6 +133,10 @@ class CommandRun(EndingJob, ABC):
         """All that the command started, and itself."""
         return processes_of_run(self._run_id)
 
+    def _is_own(self, pid: int) -> bool:
+        """Whether the command started the process that has this pid now."""
+        return environment_of(pid).get(RUN_VARIABLE) == self._run_id
+
     @abstractmethod
     def _start_setting(self, name: str) -> str | None:
         """An environment variable of the command's, None where it has none of that name."""
@@ -147,11 +156,45 @@ class CommandRun(EndingJob, ABC):
         return tuple(self._ranks[rank] for rank in ranks if rank in self._ranks)
 
     def node_processes(self, nodes: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
-        """All ranks of `nodes`, and the command's own process on each on which it was started, if that is no rank."""
-        ranks = tuple(owned for owned in self._ranks.values() if owned.node in nodes)
+        """All ranks of `nodes`, and who starts no others, if that is no rank."""
+        ranks = tuple(owned for rank, owned in self._ranks.items() if self._node_of(rank) in nodes)
         known = {one.process for one in ranks}
-        launchers = (owned for node, owned in self._launchers.items() if node in nodes)
-        return (*(owned for owned in launchers if owned.process not in known), *ranks, *self._hosts(nodes))
+        launchers = (owned for owned in self._launchers_on(nodes) if owned.process not in known)
+        return (*launchers, *ranks, *self._hosts(nodes))
+
+    def _node_of(self, rank: int) -> int:
+        """On which node a rank counts: on the one that it tells of.
+
+        Where all ranks tell of the same one, and the plan has several, they are nodes in name only, as planned.
+        """
+        cluster, told = self._job.cluster(), {owned.node for owned in self._ranks.values()}
+        if len(told) == 1 and cluster.nodes > 1 and not self._has_hosts and rank < cluster.num_ranks:
+            return cluster.node_of(rank)
+        return self._ranks[rank].node or 0
+
+    def _launchers_on(self, nodes: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
+        """The launchers that end with `nodes`: those that have no rank elsewhere.
+
+        Before the first rank has reported, the command's own process, unless that is a shell.
+        """
+        if not self._ranks:
+            own = (owned for node, owned in self._launchers.items() if node in nodes)
+            return tuple(owned for owned in own if not is_shell(owned.process.pid))
+        found = self._rank_launchers.on(nodes, self._node_of)
+        return tuple(
+            OwnedProcess("launcher", process, node=served[0] if self._job.nodes > 1 else None)
+            for process, served in found.items()
+            if set(served) <= set(nodes)
+        )
+
+    def launchers_left(self, nodes: tuple[int, ...]) -> tuple[LauncherLeft, ...]:
+        """See `chaos.faults.base.LauncherHost`."""
+        found = self._rank_launchers.on(nodes, self._node_of)
+        return tuple(LauncherLeft(process, served) for process, served in found.items() if set(served) - set(nodes))
+
+    def launcher_of(self, rank: int) -> ProcessId | None:
+        """See `chaos.faults.base.LauncherHost`."""
+        return self._rank_launchers.of(rank)
 
     def role_processes(self, role: str) -> tuple[OwnedProcess, ...]:
         """The launcher is the command's own process, on node 0; the store is whoever of us listens on MASTER_PORT."""
@@ -236,6 +279,7 @@ class CommandRun(EndingJob, ABC):
         self._begin_attempt(attempt_of_job, world_size)
         owned = OwnedProcess("rank", process, rank=rank, node=node)
         self._ranks[rank] = owned
+        self._rank_launchers.note(rank, process)
         self._rank_of_pid[self._where(process, hello)] = rank
         self._tell_start(owned, rank, attempt_of_job)
         self._follow_exit(owned)

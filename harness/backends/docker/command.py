@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from chaos.experiment.command_job import CommandConfig
-from chaos.faults.base import LinkHost, OwnedProcess
+from chaos.faults.base import LauncherLeft, LinkHost, OwnedProcess
 from chaos.host.run_files import JOB_LOG, job_log_of
 from harness.backends.command.run import CommandRun
 from harness.backends.docker.hints import hint
@@ -48,6 +48,8 @@ def job_logs(logs: Path, num_nodes: int) -> dict[int, Path]:
 
 class ContainerCommand(CommandRun):
     """One command, with the `environments` of its starts, by node. All that it started ends with its container."""
+
+    _has_hosts: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -133,6 +135,14 @@ class ContainerCommand(CommandRun):
 
     def _start_setting(self, name: str) -> str | None:
         return self._environments[min(self._environments)].get(name)
+
+    def _launchers_on(self, nodes: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
+        """Whatever the command's own process is, it ends with its container."""
+        return tuple(owned for node, owned in self._launchers.items() if node in nodes)
+
+    def launchers_left(self, nodes: tuple[int, ...]) -> tuple[LauncherLeft, ...]:
+        """None: nothing of a container outlives it."""
+        return ()
 
     def _hosts(self, nodes: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
         return self._backend.node_hosts(nodes)
