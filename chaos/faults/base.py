@@ -304,7 +304,7 @@ class Fault(ABC, Generic[ParametersT]):
     shows_when_released: ClassVar[bool] = False
     # Whether it is said before anything is lost, and the job has time to let its ranks go.
     gives_notice: ClassVar[bool] = False
-    # Whether it asks processes to end, which they may do in order: a job that then leaves as a whole has not died of it.
+    # Whether it asks processes to end, which they may do in order: a job that leaves as a whole has not died of it.
     asks_to_leave: ClassVar[bool] = False
     # Whether it damages what is stored: that shows only when something reads it.
     is_latent: ClassVar[bool] = False

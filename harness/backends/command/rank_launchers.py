@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.backends.command.launches import ancestors_of, parent_of
 from harness.backends.command.processes_by_env import environment_of
 from mecefo_runtime.system.process import ProcessId
 
@@ -83,30 +84,20 @@ def launcher_of(rank: ProcessId, is_ours: Callable[[int], bool]) -> ProcessId | 
     if not told and not _is_of_multiprocessing(rank.pid):
         # Nobody told it anything: whoever started it would have started any other program in the same way.
         return None
-    pid = _parent_of(rank.pid)
-    while pid is not None and pid != os.getpid() and is_ours(pid):
-        is_told = bool(told) and told <= environment_of(pid).items()
-        is_between = not told and _MULTIPROCESSING in _command_of(pid)
-        if not is_told and not is_between:
-            with suppress(ProcessLookupError):
-                return None if is_shell(pid) else ProcessId.of(pid)
+    for process in ancestors_of(rank.pid):
+        if process.pid == os.getpid() or not is_ours(process.pid):
             return None
-        pid = _parent_of(pid)
+        is_told = bool(told) and told <= environment_of(process.pid).items()
+        is_between = not told and _MULTIPROCESSING in _command_of(process.pid)
+        if not is_told and not is_between:
+            return None if is_shell(process.pid) else process
     return None
 
 
 def _is_of_multiprocessing(pid: int) -> bool:
     """Whether Python's multiprocessing started it: by a command line of its own, or as a fork of its parent."""
-    command, parent = _command_of(pid), _parent_of(pid)
-    return _MULTIPROCESSING in command or (parent is not None and bool(command) and command == _command_of(parent))
-
-
-def _parent_of(pid: int) -> int | None:
-    with suppress(OSError):
-        # proc(5): the command's name, in parentheses, may contain anything.
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        return int(fields[1]) or None
-    return None
+    command, parent = _command_of(pid), parent_of(pid)
+    return _MULTIPROCESSING in command or (parent is not None and bool(command) and command == _command_of(parent.pid))
 
 
 def _command_of(pid: int) -> bytes:

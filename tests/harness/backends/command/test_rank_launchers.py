@@ -19,6 +19,7 @@ from chaos.faults.watch import Watch
 from chaos.host.run_processes import RUN_VARIABLE
 from chaos.spec.target import ResolvedTarget
 from harness.backends.command.backend import LocalCommand
+from harness.backends.command.launches import parent_of
 from mecefo_runtime.system.events import Emitter
 from mecefo_runtime.system.process import ProcessId
 
@@ -106,8 +107,7 @@ def test_a_launcher_behind_a_shell_goes_with_its_node_and_the_shell_stays():
 
 
 def launcher_pid(rank_pid):
-    with open(f"/proc/{rank_pid}/stat") as stat:
-        return int(stat.read().rpartition(")")[2].split()[1])
+    return parent_of(rank_pid).pid
 
 
 def test_the_command_itself_goes_with_the_node_where_it_is_the_launcher():
