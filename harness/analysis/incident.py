@@ -20,6 +20,7 @@ from harness.analysis.steps import (
     shows_recovery,
     undisturbed_baseline,
 )
+from harness.analysis.undecided import Undecided
 from mecefo_runtime.system.job_records import CoordinatorRestarted, Isolated, Restarting
 from mecefo_runtime.system.record import Record
 from mecefo_runtime.system.run_records import (
@@ -55,7 +56,8 @@ class MeasuredIncident:
     `restored` is when throughput was back (see `RESTORED_RATIO`). `missing` are the ranks that the job gave up for it
     and that are in none of its memberships since. `restore` says where the state came from with which it continued, of
     several regroups that which went back the furthest. `outlasted` is how long it was to be active, where it was for
-    longer, until its effect was seen.
+    longer, until its effect was seen. Of one that `is_latent` `read` is when ranks were lost that had to read what it
+    damaged, and all that follows is told of that; `undecided` says why it is not known whether the job recovers.
 
     `lifted` is when the fault ended. With a repair: when that began. Of one that lost nobody: when it was undone, or,
     over in an instant, when the ranks that the job gave up for it were back. Of the coordinator: when it was back. Of a
@@ -75,6 +77,8 @@ class MeasuredIncident:
     is_loss: bool = False
     goes_on: bool = False
     gives_notice: bool = False
+    asks_to_leave: bool = False
+    is_latent: bool = False
     is_unverified: bool = False
     undone: float | None = None
     held: float | None = None
@@ -99,6 +103,8 @@ class MeasuredIncident:
     is_left_out: bool = False
     restore: StateRestore | None = None
     outlasted: str | None = None
+    read: float | None = None
+    undecided: Undecided | None = None
 
     @property
     def is_undone(self) -> bool:
@@ -122,7 +128,12 @@ class MeasuredIncident:
 
     @property
     def struck(self) -> float | None:
-        """When it was in the way of training: as it was injected, but of a notice when the ranks left or were lost."""
+        """When it was in the way of training: as it was injected, but of a notice when the ranks left or were lost.
+
+        Of what is stored and damaged, when ranks were lost that had to read it.
+        """
+        if self.is_latent:
+            return self.read
         return self.detected if self.gives_notice else self.injected
 
     @property
@@ -209,12 +220,12 @@ class MeasuredIncident:
     def recovered(self, is_over: bool, is_complete: bool) -> bool | None:
         """Whether a step began, was fit and committed after the fault; None when that cannot be known.
 
-        It cannot when the fault never fired, when the run was stopped before it could tell (not `is_over`), or when
-        every planned step had already begun (`is_complete`) and none was left to show it.
+        It cannot when the fault never fired, when that is `undecided`, when the run was stopped before it could tell
+        (not `is_over`), or when every planned step had already begun (`is_complete`) and none was left to show it.
         """
         if self.committed is not None:
             return True
-        if self.injected is None or not is_over:
+        if self.injected is None or not is_over or self.undecided is not None:
             return None
         return False if self.is_left_out or not is_complete else None
 
@@ -302,6 +313,8 @@ def _known(incident: int, plan: PlannedIncident | None, firsts: Mapping[type[Rec
             "is_loss": injected.is_loss,
             "goes_on": injected.goes_on,
             "gives_notice": injected.gives_notice,
+            "asks_to_leave": injected.asks_to_leave,
+            "is_latent": injected.is_latent,
         }
     return known
 

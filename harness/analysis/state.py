@@ -50,6 +50,8 @@ class RunState:
         self._records: dict[str, list[Record]] = {MAIN_JOB: [], TWIN_JOB: []}
         self._first_of: dict[tuple[type[Record], str], Record] = {}
         self._injected: set[int] = set()
+        # Of the main job: what each process saved.
+        self._saved: list[CheckpointWritten] = []
         # By step: the longest time that a rank waited for its checkpoint.
         self._waits: dict[int, float] = {}
         # By step: when, and why, a part of its checkpoint was not saved.
@@ -96,6 +98,7 @@ class RunState:
                         began_seconds=self._began_seconds,
                         ended_seconds=self._ended_seconds,
                         newest_seconds=self.newest_seconds,
+                        saved=self._saved,
                     )
                 )
             return self._timeline
@@ -177,6 +180,7 @@ class RunState:
                 self._steps[record.job].add(record)
             case CheckpointWritten():
                 if record.job == MAIN_JOB and record.step is not None:
+                    self._saved.append(record)
                     wait = self._waits.get(record.step, 0.0)
                     self._waits[record.step] = max(wait, record.blocking_seconds)
             case CheckpointFailed():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from math import inf
@@ -20,9 +20,11 @@ from harness.analysis.history import kept_steps
 from harness.analysis.incident import MeasuredIncident, read_incidents
 from harness.analysis.regroups import Stall, coordinator_downs, joined_times, read_stalls
 from harness.analysis.steps import CommittedStep, Steps, median_step_seconds, undisturbed_baseline, usual_step_seconds
+from harness.analysis.undecided import settle
 from mecefo_runtime.system.command_records import LossNotFinite, StateChecksums
 from mecefo_runtime.system.job_records import (
     CheckpointRestored,
+    CheckpointWritten,
     JobEnded,
     JobFailed,
     JobStarted,
@@ -303,6 +305,7 @@ class Told:
     began_seconds: float | None
     ended_seconds: float | None
     newest_seconds: float
+    saved: Sequence[CheckpointWritten] = ()
 
 
 def _until(loss: UnplannedLoss) -> float:
@@ -330,7 +333,7 @@ def read(told: Told) -> Timeline:
     attribution = Attribution(main, steps, is_command=is_command)
     finished = list(_of(RankFinished, main))
     twin_losses, twin_failed = _of_the_twin(told)
-    return Timeline(
+    timeline = Timeline(
         started_seconds=started,
         ended_seconds=ended,
         steps_left_out=max((one.steps_left_out for one in finished), default=0),
@@ -377,6 +380,22 @@ def read(told: Told) -> Timeline:
         state_checksums=tuple(_of(StateChecksums, main)),
         not_finite=tuple((one.rank or 0, one.step or 0) for one in _of(LossNotFinite, main)),
     )
+    return _settled(timeline, told)
+
+
+def _settled(timeline: Timeline, told: Told) -> Timeline:
+    """With what stays undecided of its incidents."""
+    is_command = timeline.runtime == COMMAND_RUNTIME
+
+    def is_whole() -> bool:
+        twin = max((step.step for step in timeline.twin.first), default=0)
+        last = max(timeline.steps_planned or 0, twin)
+        return 0 < last <= timeline.last_step
+
+    incidents = settle(
+        timeline.incidents, told.records, timeline.steps, told.saved, is_command=is_command, is_whole=is_whole
+    )
+    return replace(timeline, incidents=incidents)
 
 
 def _of_the_twin(told: Told) -> tuple[tuple[UnplannedLoss, ...], str | None]:

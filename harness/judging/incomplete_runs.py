@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from harness.analysis.undecided import LEFT_IN_ORDER
 from harness.judging.metrics import Metric
 from harness.judging.series import Period, Series
 from harness.judging.summary import Summary
@@ -25,6 +26,8 @@ def unfinished(metric: Metric | Series, period: Period | None, summary: Summary)
         return None
     if isinstance(metric, Metric) and metric.is_per_incident and _all_affected(summary):
         return None
+    if outcome == "failed" and any(incident.undecided == LEFT_IN_ORDER for incident in summary.incidents):
+        return "the job left in order"
     return "the job failed" if outcome == "failed" else _STOPPED.get(summary.status or "", "the run ended")
 
 

@@ -336,6 +336,7 @@ def _incident(
         productive_seconds=own.productive_seconds,
         badput_seconds=dict(own.badput_seconds),
         state_restored=None if incident.restore is None else _since_start(incident.restore, times),
+        undecided=None if incident.undecided is None else incident.undecided.code,
     )
 
 

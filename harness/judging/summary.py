@@ -73,7 +73,8 @@ class NamedCause:
 class IncidentSummary:
     """One incident of a run. Its productive and badput seconds add up to `wall_clock_seconds`: what it answers for.
 
-    `evidence` is what was seen of its effect, `unverified_reason` why none was. `recovered` is None where nobody knows.
+    `evidence` is what was seen of its effect, `unverified_reason` why none was. `recovered` is None where nobody knows;
+    `undecided` is a code for that, where the run could not tell (see `harness.analysis.undecided.Undecided`).
     `state_restored` is the one of the run's `state_restores` that it led to, `at_seconds` counted from the job's start.
     """
 
@@ -105,6 +106,7 @@ class IncidentSummary:
     productive_seconds: float | None = None
     badput_seconds: Seconds = field(default_factory=dict)
     state_restored: StateRestore | None = None
+    undecided: str | None = None
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> IncidentSummary:

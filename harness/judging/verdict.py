@@ -11,9 +11,11 @@ from harness.analysis.incident import MeasuredIncident
 from harness.analysis.integrity import find_diverged_units
 from harness.analysis.state import RunState
 from harness.analysis.timeline import Timeline
+from harness.analysis.undecided import LEFT_IN_ORDER
 from harness.analysis.words import count, name_ranks
 from harness.judging.caveats import ranks_differ_words, unplanned_words
 from harness.judging.summary import GateResult, Summary, UnplannedLossSummary
+from harness.judging.undecided import undecided_words
 from harness.judging.unfinished_repairs import unfinished_repairs
 from mecefo_runtime.system.job_records import JobFailed, RankFinished
 from mecefo_runtime.system.run_records import (
@@ -152,7 +154,10 @@ def _ending(
         signal = interrupted.signal if interrupted else None
         yield "halted", f"the run was interrupted{f' ({signal})' if signal else ''}"
     failed = state.first_of(JobFailed)
-    if failed is not None:
+    if left := list(_left_in_order(timeline)):
+        # Its end is what a fault had asked for, however its launcher calls that.
+        yield from left
+    elif failed is not None:
         died_of = any(one.monotonic_seconds <= failed.monotonic_seconds for one in state.of(Injected))
         said = failed.reason
         others = [unplanned_words(loss) for loss in losses if loss.recovery_seconds is None]
@@ -171,6 +176,12 @@ def _ending(
         yield "inconclusive", f"the job ended as {timeline.outcome or 'unknown'}, not as completed"
     if not ends:
         yield "inconclusive", "the log was cut off: the end of the run is missing"
+
+
+def _left_in_order(timeline: Timeline | None) -> Iterable[tuple[Outcome, str]]:
+    for incident in () if timeline is None else timeline.incidents:
+        if incident.undecided is not None and incident.undecided.code == LEFT_IN_ORDER:
+            yield "inconclusive", f"{_name(incident)}: {undecided_words(incident)}"
 
 
 def _stopped_by_others(state: RunState, failed: JobFailed) -> Iterable[str]:
@@ -256,6 +267,8 @@ def _incident_reasons(
                 "inconclusive",
                 f"{name} was injected, but could not be verified: {incident.reason or 'no evidence'}",
             )
+        elif timeline.recovered(incident) is None and (undecided := undecided_words(incident)) is not None:
+            yield "inconclusive", f"{name}: {undecided}"
         elif timeline.recovered(incident) is False and incident.incident in mixed:
             yield "inconclusive", f"{name}: no step began and committed after it and the other loss"
         elif timeline.recovered(incident) is False and incident.is_left_out:
