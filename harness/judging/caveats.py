@@ -17,6 +17,7 @@ from harness.analysis.steps import WARM_UP_STEPS, WORK_UNITS
 from harness.analysis.throughput import num_within, windows_under_fault
 from harness.analysis.timeline import NOT_COUNTED, Timeline
 from harness.analysis.words import count, exit_text, name_numbers, name_ranks, name_seconds
+from harness.judging.milder_faults import milder_faults
 from harness.judging.shared_badput import shared_badput
 from harness.judging.summary import Summary, UnplannedLossSummary
 from harness.judging.unfinished_repairs import unfinished_repairs
@@ -51,6 +52,7 @@ def caveats(summary: Summary, timeline: Timeline | None, num_unreadable: int) ->
         *_of_the_losses(summary, timeline),
         *_of_the_steps_left_out(timeline),
         *(_of_the_incidents(summary, timeline) if timeline is not None else ()),
+        *milder_faults(summary, timeline),
         *_of_what_did_not_fire(timeline),
         *_of_the_unplanned(summary),
         *_of_the_checkpoints(timeline),
