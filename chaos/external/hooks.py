@@ -82,8 +82,8 @@ class Observer(Protocol):
         """
         ...
 
-    def on_save_failed(self) -> None:
-        """It has raised something."""
+    def on_save_failed(self, error: BaseException) -> None:
+        """It has raised `error`."""
         ...
 
     def on_departure(self) -> None:
@@ -234,8 +234,8 @@ class TorchHooks:
             began_seconds = time.monotonic()
             try:
                 result = original(*args, **kwargs)
-            except BaseException:
-                observer.on_save_failed()
+            except BaseException as error:
+                observer.on_save_failed(error)
                 raise
             observer.on_saved(began_seconds, result, _path_of(args, kwargs))
             return result

@@ -61,7 +61,7 @@ class PhaseTracker:
         # How many effects have begun in this rank, and the step that was under way when the newest did.
         self._num_effects = self._affected_step = 0
         self._stall_reason = StallReason(self._give_up)
-        self._saves = Saves(self._tell_checkpoint)
+        self._saves = Saves(self._tell_checkpoint, self._tell_unsaved)
         # Steps that are over and not yet told: compiled ones.
         self._num_unseen = 0
         self._agent: Agent | None = None
@@ -230,9 +230,14 @@ class PhaseTracker:
             self._resumption.saved(time.monotonic() - began_seconds)
         self._guard(self._saves.called, began_seconds, result, path)
 
-    def on_save_failed(self) -> None:
+    def on_save_failed(self, error: BaseException) -> None:
         """See `Observer`."""
-        self._saves.failed()
+        self._saves.failed(error)
+
+    def _tell_unsaved(self, step: int, reason: str, number: int | None) -> None:
+        """The script may have caught it, and train on without that checkpoint."""
+        if self._report is not None and step > 0:
+            self._report.emit("checkpoint_failed", step=step, reason=reason, errno=number)
 
     def _tell_checkpoint(
         self, step: int, blocking_seconds: float, writing_seconds: float, saved: list[list[Any]]

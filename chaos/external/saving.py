@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 Tell = Callable[[int, float, float, list[list[Any]]], None]
+TellFailed = Callable[[int, str, int | None], None]
+
+_MAX_REASON = 300
 
 
 class Saves:
@@ -17,11 +20,13 @@ class Saves:
 
     Saving is over when the last call has returned and all futures that calls returned are done; `tell` then gets the
     step, for how long training waited and for how long it was written beside training (seconds), and path, device and
-    inode of what was written.
+    inode of what was written. `tell_failed` gets the step, what a call raised, and its errno, unless one has saved it
+    since.
     """
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, tell: Tell, tell_failed: TellFailed) -> None:
         self._tell = tell
+        self._tell_failed = tell_failed
         self._newest: _Saving | None = None
         self._last_step: int | None = None
         # Calls within calls: what one saves may consist of files that are saved each by itself.
@@ -31,7 +36,7 @@ class Saves:
         """Something is about to be saved after `step`; returns whether it is the first."""
         if self._depth == 0 and (self._newest is None or self._newest.step != step):
             self.next_step()
-            self._newest = _Saving(step, self._tell)
+            self._newest = _Saving(step, self._tell, self._tell_failed)
         self._depth += 1
         # The next batch may be fetched before all is saved.
         is_first, self._last_step = step != self._last_step, step
@@ -45,11 +50,15 @@ class Saves:
         if self._newest is not None and not self._depth:
             self._newest.called(began_seconds, getattr(result, "upload_completion", result))
 
-    def failed(self) -> None:
-        """The call has raised something: that is no checkpoint."""
+    def failed(self, error: BaseException) -> None:
+        """The call has raised `error`: that is no checkpoint."""
         self._depth = max(0, self._depth - 1)
         if self._newest is not None:
             self._newest.is_whole = False
+            # Not the exception itself: its traceback would keep what the script holds there.
+            number = error.errno if isinstance(error, OSError) else None
+            text = f"{type(error).__name__}: {error}"[:_MAX_REASON]
+            self._newest.failure = (text, number) if isinstance(error, Exception) else None
 
     def next_step(self) -> None:
         """The next step begins, or the script ends: nothing more is saved after the one before."""
@@ -61,12 +70,15 @@ class Saves:
 class _Saving:
     """One checkpoint. Its futures are done on threads of their own."""
 
-    def __init__(self, step: int, tell: Tell) -> None:
+    def __init__(self, step: int, tell: Tell, tell_failed: TellFailed) -> None:
         self.step = step
         # By path: device and inode. Many are renamed when they are whole.
         self._saved: dict[str, tuple[int, int]] = {}
         self.is_whole = True
+        # What the last call raised; a script may try again.
+        self.failure: tuple[str, int | None] | None = None
         self._tell = tell
+        self._tell_failed = tell_failed
         self._blocking_seconds = self._returned_seconds = self._done_seconds = 0.0
         self._lock = threading.Lock()
         # One for the training thread itself.
@@ -78,6 +90,7 @@ class _Saving:
             self._saved[str(Path(path).absolute())] = (found.st_dev, found.st_ino)
 
     def called(self, began_seconds: float, result: Any) -> None:
+        self.failure = None
         self._returned_seconds = time.monotonic()
         self._blocking_seconds += self._returned_seconds - began_seconds
         if hasattr(result, "add_done_callback"):
@@ -99,3 +112,5 @@ class _Saving:
             beside = max(0.0, self._done_seconds - self._returned_seconds)
             saved = [[path, *place] for path, place in self._saved.items()]
             self._tell(self.step, self._blocking_seconds, beside, saved)
+        elif is_over and self.failure is not None:
+            self._tell_failed(self.step, *self.failure)

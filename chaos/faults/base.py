@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, runtime_c
 
 from pydantic import BaseModel, ConfigDict
 
+from chaos.faults.endings import Endings
 from chaos.faults.watch import Watch
 from chaos.host.undo_record import UndoRecord
 from chaos.spec.target import ResolvedTarget, Scope
@@ -378,6 +379,13 @@ class Fault(ABC, Generic[ParametersT]):
         Raises:
             chaos.errors.EffectNotSeen: it was not, within the time.
         """
+
+    def recognises(self, act: Act, context: FaultContext, endings: Endings) -> dict[str, Any] | None:
+        """Evidence that what ended ranks was this fault, where `verify` has seen no effect; None: it names another.
+
+        Asked when the job, or a rank that the effect was to be seen in, is gone before that came to pass.
+        """
+        return None
 
     async def lift(self, act: Act, context: FaultContext) -> float | None:
         """End the effect as far as only the living run can: before `undo`, which works from the record alone.

@@ -8,13 +8,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
+from mecefo_runtime.system.command_records import RankRaised
 from mecefo_runtime.system.events import Event
-from mecefo_runtime.system.job_records import CheckpointWritten, StepCommitted
+from mecefo_runtime.system.job_records import CheckpointFailed, CheckpointWritten, ProcessExited, StepCommitted
 from mecefo_runtime.system.record import Record
 from mecefo_runtime.system.records import parse
 
 _KEPT_STEPS = 1000
 _KEPT_SAVES = 64
+_KEPT_ENDINGS = 1000
+_OF_ENDINGS = (CheckpointFailed, ProcessExited, RankRaised)
+_ALWAYS_READ = frozenset(record.KIND for record in (StepCommitted, CheckpointWritten, *_OF_ENDINGS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,8 @@ class Watch:
         self.first_step: int | None = None
         # What scripts saved of late.
         self.saves: deque[CheckpointWritten] = deque(maxlen=_KEPT_SAVES)
+        # How ranks ended of late, and what they could not save.
+        self.endings: deque[Record] = deque(maxlen=_KEPT_ENDINGS)
         self.steps: deque[SeenStep] = deque(maxlen=_KEPT_STEPS)
         self._waiting: list[tuple[Callable[[Record], bool], asyncio.Future[Record]]] = []
 
@@ -61,7 +67,7 @@ class Watch:
 
     def feed(self, event: Event) -> None:
         """Process one event of the job; malformed events are ignored."""
-        if event.kind not in (StepCommitted.KIND, CheckpointWritten.KIND) and not self._waiting:
+        if event.kind not in _ALWAYS_READ and not self._waiting:
             return
         try:
             record = parse(event)
@@ -74,6 +80,8 @@ class Watch:
             self.steps.append(SeenStep(record.step, began, committed))
         elif isinstance(record, CheckpointWritten) and record.saved:
             self.saves.append(record)
+        elif isinstance(record, _OF_ENDINGS):
+            self.endings.append(record)
         for is_wanted, future in list(self._waiting):
             if not future.done() and is_wanted(record):
                 future.set_result(record)

@@ -11,11 +11,15 @@ from typing import Any, Protocol, runtime_checkable
 
 from chaos.in_process.base import InProcessFault
 
+# In a sleep of so long others may time out.
+LONG_SECONDS = 1.0
+
 
 class DelayPhase(InProcessFault):
     """Sleeps before `phase`: `delay_seconds`, give or take up to `jitter_seconds` as `seed` draws it.
 
-    Reports each sleep as it was measured: {step, asked_seconds, slept_seconds, woke_monotonic}.
+    Reports each sleep as it was measured: {step, asked_seconds, slept_seconds, woke_monotonic}. The rank may be ended
+    in a long one, so that it is told before, too: {asleep_in, asked_seconds, since_monotonic}.
     """
 
     def begin(self, step: int, phase: str) -> dict[str, Any]:
@@ -45,6 +49,8 @@ class DelayPhase(InProcessFault):
         jitter = (2 * self._rng.random() - 1) * self.arguments["jitter_seconds"]
         asked = max(0.0, self.arguments["delay_seconds"] + jitter)
         began = time.monotonic()
+        if asked >= LONG_SECONDS:
+            self.report({"asleep_in": step, "asked_seconds": asked, "since_monotonic": began})
         time.sleep(asked)
         woke = time.monotonic()
         self._num_sleeps += 1

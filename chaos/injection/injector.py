@@ -17,6 +17,7 @@ from typing import Any
 
 from chaos.errors import ChaosError, EffectNotSeen, HealError, InjectionError
 from chaos.faults.base import Act, Emit, Fault, FaultContext
+from chaos.faults.endings import Endings
 from chaos.in_process.protocol import AgentSession, At, FromAgent, Hold, Holds, Place, Release, SnapshotsOf
 from chaos.injection.agent_sessions import AgentSessions
 from chaos.injection.armed import Armed, last_of
@@ -311,7 +312,7 @@ class Injector:
         try:
             if fault.shows_when_released:
                 self._release(armed, step)
-            await self._verify(armed, act, step)
+            await self._verify(armed, act, step, began)
             self._release(armed, step)
             if fault.lasts() and lifetime.done() and not self._over.is_set():
                 longer = f"{incident.fault} on {incident.target_text or 'it'} was to last {incident.lifetime}"
@@ -321,8 +322,17 @@ class Injector:
         finally:
             lifetime.cancel()
 
-    async def _verify(self, armed: Armed, act: Act, step: int) -> None:
-        incident, fault = armed.incident, armed.fault
+    async def _verify(self, armed: Armed, act: Act, step: int, began: float) -> None:
+        try:
+            evidence = await self._seen(armed.fault, act)
+        except EffectNotSeen:
+            recognised = await self._recognised(armed.fault, act, began)
+            if recognised is None:
+                raise
+            evidence = recognised
+        self._emit("verified", step=step, incident=armed.incident.incident, evidence=evidence)
+
+    async def _seen(self, fault: Fault[Any], act: Act) -> dict[str, Any]:
         verification = asyncio.create_task(fault.verify(act, self._context, fault.verify_timeout_seconds))
         over = asyncio.create_task(self._over.wait())
         try:
@@ -332,13 +342,24 @@ class Injector:
                 await asyncio.wait({verification}, timeout=LAST_WORDS_SECONDS)
                 if not verification.done():
                     raise EffectNotSeen("the run ended before its effect was verified")
-            evidence = await verification
+            return await verification
         finally:
             over.cancel()
             verification.cancel()
             with suppress(asyncio.CancelledError, ChaosError):
                 await verification
-        self._emit("verified", step=step, incident=incident.incident, evidence=evidence)
+
+    async def _recognised(self, fault: Fault[Any], act: Act, began: float) -> dict[str, Any] | None:
+        """The fault's own evidence that it ended ranks before its effect could be verified; None: it did not."""
+        endings = Endings.since(began, self._context.watch.endings)
+        evidence = fault.recognises(act, self._context, endings)
+        if evidence is None and fault.shows_when_released and not self._over.is_set():
+            # Who waited for a rank that is gone may still have to say so. Nobody is held meanwhile.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._over.wait(), LAST_WORDS_SECONDS)
+            endings = Endings.since(began, self._context.watch.endings)
+            evidence = fault.recognises(act, self._context, endings)
+        return evidence
 
     async def _lifetime(self, incident: Incident, fault: Fault[Any], step: int) -> None:
         """Until the fault is to end: at once where it has no lifetime, at the latest with the job."""

@@ -148,12 +148,16 @@ class CheckpointWritten(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFailed(Record):
-    """A rank's part of a checkpoint was not saved; `was_skipped`: the one before was still being written."""
+    """A rank's part of a checkpoint was not saved; `was_skipped`: the one before was still being written.
+
+    `errno` is that of the system call that failed, where a script's exception has it.
+    """
 
     KIND: ClassVar[str] = "checkpoint_failed"
 
     reason: str = ""
     was_skipped: bool = False
+    errno: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

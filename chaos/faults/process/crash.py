@@ -17,11 +17,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from chaos.errors import EffectNotSeen, HealError, UsageError, nearest, shown
 from chaos.faults._records import ProcessesRecord
 from chaos.faults.base import Act, FaultContext, NoParameters, OwnedProcess, ParametersT
+from chaos.faults.endings import Endings, raised_to_dict
 from chaos.faults.process._processes import ProcessFault, ending, see_exits
 from chaos.host.process_table import disposition
 from chaos.host.run_files import JOB_LOG, LOGS_FOLDER, job_log_of
 from chaos.spec.target import Scope
 from chaos.spec.validation_errors import said
+from mecefo_runtime.system.command_records import RankRaised
+from mecefo_runtime.system.job_records import ProcessExited
 
 # Exiting takes a process with large memory, or one that writes a core file, a while.
 CRASH_SECONDS = 20.0
@@ -243,6 +246,24 @@ class Raise(_Crash[RaiseParameters]):
             "handled_ranks": sorted(handled),
         }
 
+    def recognises(self, act: Act, context: FaultContext, endings: Endings) -> dict[str, Any] | None:
+        """That it was raised, as each rank told at that moment: who takes long to go may be ended by its launcher."""
+        raised = {one.rank: one for one in endings.raised if one.is_injected and self._is_made(one)}
+        if not act.ranks or not set(act.ranks) <= raised.keys():
+            return None
+        ends = {rank: endings.end_of(rank) for rank in act.ranks}
+        names = ", ".join(f"rank {rank}, {_ended(one)}" for rank, one in ends.items())
+        return {
+            "summary": f"{self._what()} raised on the training thread: {names}",
+            "seen_in": "the training thread",
+            "raised": [raised_to_dict(raised[rank]) for rank in act.ranks],
+            "exits": {str(rank): None if one is None else one.exit for rank, one in ends.items()},
+        }
+
+    def _is_made(self, raised: RankRaised) -> bool:
+        is_class = raised.exception.rpartition(".")[2] == self.parameters.exception.rpartition(".")[2]
+        return is_class and self.parameters.message in raised.message
+
     def _wanted_code(self) -> int:
         # Of a Python program that ends of an exception.
         return 1
@@ -279,6 +300,10 @@ class Raise(_Crash[RaiseParameters]):
         text = _tail(log) if log.exists() else ""
         found = [line for line in text.splitlines() if name in line and self.parameters.message in line]
         return found[-1].strip() if found else ""
+
+
+def _ended(exited: ProcessExited | None) -> str:
+    return "which has not ended since" if exited is None else ending(exited.exit)
 
 
 def _has_result(task: asyncio.Task[Any]) -> bool:

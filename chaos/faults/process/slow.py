@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from chaos.errors import EffectNotSeen, UsageError
 from chaos.faults.base import Act, Fault, FaultContext, Fidelity
+from chaos.faults.endings import Endings, raised_to_dict
 from chaos.faults.watch import from_commit_to_commit
 from chaos.host.undo_record import UndoRecord
 from chaos.spec.quantities import SecondsFromZeroText, SecondsText
@@ -33,6 +34,8 @@ SEEN_RATIO = 0.5
 NUM_STEPS_BEFORE = 10
 # So many steps tell how much they vary without the fault.
 NUM_STEPS_OF_NOISE = 5
+# Who waited tells a moment after its time-out.
+LATE_SECONDS = 2.0
 # The rank answers at its next phase, perhaps after a whole step.
 LIFT_MARGIN_SECONDS = 30.0
 
@@ -90,6 +93,8 @@ class _Delay(Fault[DelayParameters]):
     def __init__(self, parameters: DelayParameters) -> None:
         super().__init__(parameters)
         self._handles: dict[int, int] = {}
+        # The long sleep that each rank is in, or was in last.
+        self._asleep: dict[int, Mapping[str, Any]] = {}
 
     def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
         """The ranks of the target; that they are there is found when the effect begins in them."""
@@ -132,6 +137,24 @@ class _Delay(Fault[DelayParameters]):
             )
         return self._evidence(sleeps, slow, before)
 
+    def recognises(self, act: Act, context: FaultContext, endings: Endings) -> dict[str, Any] | None:
+        """That another rank timed out waiting for one that slept: it may be the one that is ended for that."""
+        for rank, asleep in sorted(self._asleep.items()):
+            since, asked = float(asleep["since_monotonic"]), float(asleep["asked_seconds"])
+            waiter = next(endings.waiters(self._asleep, since, since + asked + LATE_SECONDS), None)
+            if waiter is None:
+                continue
+            after, ended = waiter.monotonic_seconds - since, endings.end_of(rank)
+            how = "" if ended is None else f"; rank {rank} was ended {ended.monotonic_seconds - since:.3g} s into it"
+            return {
+                "summary": f"rank {rank} slept {asked:.3g} s before {self.phase} of step {asleep['asleep_in']}, and "
+                f"rank {waiter.rank} timed out waiting for it after {after:.3g} s ({waiter.exception}){how}",
+                "phase": self.phase,
+                "asleep": {str(one): dict(sleep) for one, sleep in self._asleep.items()},
+                "timed_out": raised_to_dict(waiter),
+            }
+        return None
+
     async def lift(self, act: Act, context: FaultContext) -> None:
         """Let every rank stop sleeping."""
         timeout_seconds = LIFT_MARGIN_SECONDS + self.parameters.delay
@@ -144,7 +167,14 @@ class _Delay(Fault[DelayParameters]):
         return {"undone": "the ranks no longer sleep", "ranks": list(DelayRecord.from_json(record).ranks)}
 
     async def _sleeps(self, rank: int, context: FaultContext, timeout_seconds: float) -> list[dict[str, Any]]:
-        return [await context.inside.report(rank, self._handles[rank], timeout_seconds) for _ in range(self.num_steps)]
+        found: list[dict[str, Any]] = []
+        while len(found) < self.num_steps:
+            told = await context.inside.report(rank, self._handles[rank], timeout_seconds)
+            if "asleep_in" in told:
+                self._asleep[rank] = told
+            else:
+                found.append(told)
+        return found
 
     async def _intervals(
         self, sleeps: list[dict[str, Any]], context: FaultContext, timeout_seconds: float

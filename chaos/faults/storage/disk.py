@@ -23,16 +23,22 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from chaos.errors import EffectNotSeen, HealError, InjectionError, TargetNotFound, UsageError, setting
 from chaos.faults.base import Act, Fault, FaultContext, Fidelity, RunContext
+from chaos.faults.endings import Endings, messages_of, raised_to_dict
 from chaos.host import small_disk
 from chaos.host.own_folder import opened, parent_of, status_in
 from chaos.host.undo_record import UndoRecord
 from chaos.spec.quantities import BytesText, bytes_text
 from chaos.spec.target import ResolvedTarget, Scope
+from mecefo_runtime.system.command_records import RankRaised
 from mecefo_runtime.system.job_records import CheckpointFailed
 from mecefo_runtime.system.record import Record
 
 _FILL_BYTES = 1 << 24
 _BALLAST = ".ballast-"
+# How an exception names a full disk: Python's text of an OSError, and what other libraries take over of it.
+_FULL = (f"[Errno {errno.ENOSPC}]", os.strerror(errno.ENOSPC), "ENOSPC")
+# Of `torch.save` to a path, whatever went wrong.
+_TORCH_WRITER = "PytorchStreamWriter failed writing"
 
 
 class FillParameters(BaseModel):
@@ -185,6 +191,36 @@ class FillDisk(Fault[FillParameters]):
             "step_committed_after": step,
         }
 
+    def recognises(self, act: Act, context: FaultContext, endings: Endings) -> dict[str, Any] | None:
+        """That a rank ended of the full disk: of ENOSPC, or of torch's writer while a byte more is refused."""
+        folder = Path(FullDiskRecord.from_json(act.undo_record).ballast).parent
+        raised = next((one for one in endings.raised if self._names_disk(one, folder)), None)
+        unsaved = next((one for one in endings.unsaved if one.errno == errno.ENOSPC), None)
+        ended = None if unsaved is None or unsaved.rank is None else endings.end_of(unsaved.rank)
+        if raised is not None:
+            of = "" if not raised.step else f" of step {raised.step}"
+            return {
+                "summary": f"disk full: rank {raised.rank} ended of {raised.exception}: {raised.message}{of}",
+                "raised": raised_to_dict(raised),
+            }
+        if unsaved is None or ended is None or ended.exit == 0:
+            return None
+        return {
+            "summary": f"disk full: the checkpoint of step {unsaved.step} failed on rank {unsaved.rank} "
+            f"({unsaved.reason}), which ended",
+            "checkpoint_failed": {"step": unsaved.step, "rank": unsaved.rank, "reason": unsaved.reason},
+            "exit": ended.exit,
+        }
+
+    def _names_disk(self, raised: RankRaised, folder: Path) -> bool:
+        if raised.is_injected:
+            return False
+        texts = [message for _, message in messages_of(raised)]
+        if any(word in text for text in texts for word in _FULL):
+            return True
+        # It does not say why (torch 2.13).
+        return any(_TORCH_WRITER in text for text in texts) and _refusal(folder) == errno.ENOSPC
+
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
         """Remove ballast and small disk, bring what was written to it to the folder, then write a byte there."""
@@ -209,7 +245,7 @@ class FillDisk(Fault[FillParameters]):
         return {"undone": "a write of 1 byte succeeds again", "folder": str(ballast.parent), "returned": returned}
 
     def _is_of_the_disk(self, told: CheckpointFailed) -> bool:
-        return not told.was_skipped and (told.step or 0) > self._last_step
+        return not told.was_skipped and (told.errno == errno.ENOSPC or (told.step or 0) > self._last_step)
 
     def _is_small(self, folder: Path | None, run_folder: Path | None = None) -> bool:
         """Whether `folder` is on a filesystem that is small, and not one that the machine or the run lives on."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -491,3 +492,36 @@ def test_whoever_is_held_when_the_job_ends_is_let_go(tmp_path):
     stage = Stage(tmp_path, incident(ranks=(1, 2)))
     stage.play(lambda: stage.arrive(1))
     assert stage.trace == ["held", "release 1", "unverified"]
+
+
+def end_of_job(code=1):
+    fields = {"role": "rank", "exited_pid": 7, "exit": code, "exited_rank": 2, "rank_attempt": 1}
+    now = time.monotonic()
+    return Event("process_exited", "conductor", now, now, 1, fields=fields)
+
+
+@pytest.mark.parametrize(("is_named", "outcome"), [(True, "verified"), (False, "unverified")])
+def test_what_ended_the_job_verifies_the_fault_that_it_names(tmp_path, is_named, outcome):
+    """The effect that was waited for did not come to pass: a rank was gone before."""
+    stage = Stage(tmp_path, failing="verify", error=EffectNotSeen("the rank is gone"), lasting=True)
+
+    def recognises(self, act, context, endings):
+        return {"summary": "it died of it"} if is_named and endings.end_of(2) is not None else None
+
+    stage.injector._faults["note-acts"].recognises = recognises
+
+    stage.play(lambda: stage.arrive(2), lambda: stage.injector.on_event(end_of_job()))
+    told = {kind: fields for kind, _, fields in stage.events}
+    assert outcome in told and len({"verified", "unverified"} & told.keys()) == 1
+    if is_named:
+        assert told["verified"]["evidence"] == {"summary": "it died of it"}
+    assert "undone" in stage.trace
+
+
+def test_what_ended_before_the_fault_does_not_verify_it(tmp_path):
+    stage = Stage(tmp_path, failing="verify", error=EffectNotSeen("the rank is gone"), lasting=True)
+    seen = []
+    stage.injector._faults["note-acts"].recognises = lambda self, act, context, endings: seen.append(endings) or None
+
+    stage.play(lambda: stage.injector.on_event(end_of_job()), lambda: stage.arrive(2))
+    assert seen and all(not endings.exits for endings in seen)
