@@ -19,8 +19,8 @@ from harness.analysis.command.replica_state import ReplicaComparison, compare_re
 from harness.analysis.history import kept_steps
 from harness.analysis.incident import MeasuredIncident, read_incidents
 from harness.analysis.regroups import Stall, coordinator_downs, joined_times, read_stalls
+from harness.analysis.settling import settle
 from harness.analysis.steps import CommittedStep, Steps, median_step_seconds, undisturbed_baseline, usual_step_seconds
-from harness.analysis.undecided import settle
 from mecefo_runtime.system.command_records import LossNotFinite, StateChecksums
 from mecefo_runtime.system.job_records import (
     CheckpointRestored,

@@ -74,7 +74,7 @@ class IncidentSummary:
     """One incident of a run. Its productive and badput seconds add up to `wall_clock_seconds`: what it answers for.
 
     `evidence` is what was seen of its effect, `unverified_reason` why none was. `recovered` is None where nobody knows;
-    `undecided` is a code for that, where the run could not tell (see `harness.analysis.undecided.Undecided`).
+    `undecided` is a code for that, where the run could not tell (see `harness.analysis.undecided`).
     `state_restored` is the one of the run's `state_restores` that it led to, `at_seconds` counted from the job's start.
     """
 
