@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks.soak.driver import Loss, Record
 from benchmarks.soak.plan import RunPlan
-from harness.analysis.integrity import find_diverged_units
 from harness.analysis.state import state_of
 from harness.analysis.step_ledger import read_steps
 from harness.analysis.steps import CommittedStep
+from harness.analysis.violations import find_diverged_units
 from mecefo_runtime.job.config import JOB_FAILED
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.model.data import checksum, samples_of_step

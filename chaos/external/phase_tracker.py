@@ -415,7 +415,7 @@ class PhaseTracker:
         agent, self._report = connect(self._environment, identity)
         subject = ExternalSubject(self._optimizers.training, self._is_step_unseen, self._called_module)
         agent.expose(subject)
-        self._replica_state = ReplicaState(subject, self._tell_state) if identity.world_size > 1 else None
+        self._replica_state = ReplicaState(subject, self._tell_state)
         self._identity, self._agent = identity, agent
         self._resumption = Resumption(agent.start, self._optimizers, self._loads)
         self.hooks.watch_departure()

@@ -1,4 +1,4 @@
-"""Checksums of what data-parallel ranks hold in common: parameters and optimizer state, tensor by tensor.
+"""What a rank holds: checksums of parameters and optimizer state, and how many parameters' values are not finite.
 
 Ranks that hold the same must have the same bits, so a plain sum of them is enough; which ranks hold the same is found
 out by who reads the log. All elements are looked at.
@@ -21,6 +21,9 @@ COST_RATIO = 0.01
 # After so many checks their distance doubles: a log must not grow with every step of a long training.
 CHECKS_PER_INTERVAL = 64
 MAX_TENSORS = 8192
+# Of so many tensors with values that are not finite the names are told, of all the number of values.
+MAX_NAMED = 16
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Tell = Callable[[int, Mapping[str, object]], None]
@@ -77,15 +80,16 @@ class ReplicaState:
         living = {name: parameter for name, known in self._parameters if (parameter := known()) is not None}
         found = {name: local_part(parameter.data) for name, parameter in living.items()}
         if len(found) == len(self._parameters) and found:
-            self._say(self._step, found, None)
+            self._say(self._step, found, {}, None)
 
     def _check(self, step: int) -> None:
-        tensors = {**self._subject.tensors("parameters"), **self._subject.tensors("optimizer")}
         self._parameters = [(name, weakref.ref(one)) for name, one in self._subject.parameters().items()]
-        self._say(step, tensors, self._loss)
+        self._say(step, self._subject.tensors("parameters"), self._subject.tensors("optimizer"), self._loss)
 
-    def _say(self, step: int, tensors: Mapping[str, Tensor], loss: float | None) -> None:
-        known = {name: tensor for name, tensor in tensors.items() if is_summable(tensor)}
+    def _say(
+        self, step: int, parameters: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], loss: float | None
+    ) -> None:
+        known = {name: tensor for name, tensor in {**parameters, **optimizer}.items() if is_summable(tensor)}
         if not known or len(known) > MAX_TENSORS:
             return
         names = list(known)
@@ -95,6 +99,10 @@ class ReplicaState:
             self._names = told["tensors"] = names
         if loss is not None:
             told["loss"] = loss
+        spoilt = count_not_finite({name: known[name] for name in parameters if name in known})
+        told["not_finite_values"] = sum(spoilt.values())
+        if spoilt:
+            told["not_finite"] = dict(list(spoilt.items())[:MAX_NAMED])
         self._last_checked = step
         self._tell(step, told)
 
@@ -133,6 +141,25 @@ def _sum_of_words(tensor: Tensor) -> Tensor:
     if not tensor.is_contiguous() or (tensor.numel() * size) % 8 or (tensor.storage_offset() * size) % 8:
         return _sum_of_bits(tensor)
     return tensor.reshape(-1).view(torch.int64).sum()
+
+
+def count_not_finite(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Of each tensor that has any: how many of its values are NaN or infinite.
+
+    The sum of a tensor is not finite if one of its values is not: one pass, and one answer of an accelerator for all
+    tensors. Only where it is not are the values themselves looked at; the sum of finite ones may overflow.
+    """
+    floats = {name: one.detach() for name, one in tensors.items() if one.dtype in _FLOATS}
+    with torch.no_grad():
+        sums = {name: one.sum(dtype=torch.promote_types(one.dtype, torch.float32)) for name, one in floats.items()}
+        devices = {one.device for one in sums.values()}
+        suspects: list[str] = []
+        for device in devices:
+            own = {name: one for name, one in sums.items() if one.device == device}
+            found = torch.stack([one.float() for one in own.values()]).isfinite().tolist()
+            suspects += [name for name, is_finite in zip(own, found, strict=True) if not is_finite]
+        counts = {name: int(floats[name].isfinite().logical_not().sum()) for name in suspects}
+    return {name: counts[name] for name in floats if counts.get(name)}
 
 
 def _sum_of_bits(tensor: Tensor) -> Tensor:

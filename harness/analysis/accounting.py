@@ -15,6 +15,7 @@ from itertools import pairwise
 from math import fsum, inf, prod
 
 from harness.analysis.attribution import COORDINATOR, UnplannedLoss
+from harness.analysis.command.attempts import COMMAND_RUNTIME
 from harness.analysis.incident import MeasuredIncident
 from harness.analysis.regroups import Stall, joined_times, overlaps
 from harness.analysis.steps import CommittedStep, median_step_seconds, num_committed, showing_recovery
@@ -23,7 +24,8 @@ from harness.analysis.timeline import Timeline
 BADPUT_CAUSES: Mapping[str, str] = {
     "startup": "from the start of the job to its first step, of an external job to its first steady one",
     "injection": "ranks held by the injector: overhead of chaos itself",
-    "detection": "from the injection of a fault to its detection, or to the end of the job if it was never detected",
+    "detection": "from the injection of a fault to its detection, or to the end of the job if it was never detected; "
+    "of an external job until a rank ended that the fault had not ended: the others wait for it in a collective",
     "regroup": "from detection until process groups work again, and the regroups in which ranks rejoin",
     "transfer": "transfer of parameters and optimizer state to where they are needed",
     "repeated_work": "discarded or rejected attempts at a step, and recomputed steps",
@@ -31,7 +33,8 @@ BADPUT_CAUSES: Mapping[str, str] = {
     "restart": "stalled without a coordinator, during a repair, or until all ranks were restarted",
     "unplanned": "a loss that no fault explains: until training continued, and the extra time of later steps",
     "checkpoint": "training that waited for a checkpoint to be copied; it is written beside the training",
-    "other": "what no event explains, such as the teardown after the last step",
+    "shutdown": "from the last step of the job to its end",
+    "other": "what no event explains",
 }
 PRODUCTIVE = "productive"
 UNPLANNED = "unplanned"
@@ -286,11 +289,14 @@ def _claims(timeline: Timeline) -> Iterable[Claim]:
         yield from _unplanned_claims(loss, timeline)
     for at in timeline.rejected:
         yield from _thrown_away(timeline, at, None)
+    if timeline.outcome is not None:
+        last = [steps[-1].committed_seconds for steps in (timeline.steps.first, timeline.steps.redone) if steps]
+        if last:
+            yield Claim(min(max(last), timeline.ended_seconds), timeline.ended_seconds, Strength.STARTUP, "shutdown")
     every = timeline.steps.every if timeline.restarts else ()
     for start, end in timeline.restarts:
         yield Claim(start, end, Strength.ABSENCE, "restart")
-        # A step in flight died with its attempt.
-        yield from _thrown_away(timeline, start, None, every)
+        yield from _end_of_attempt(timeline, start, end, every)
     for start, end in timeline.checkpoints:
         yield Claim(start, end, Strength.CHECKPOINT, "checkpoint")
     for start, end in overlaps(timeline.coordinator_downs, _stalled(timeline)):
@@ -325,8 +331,35 @@ def _incident_claims(incident: MeasuredIncident, timeline: Timeline) -> Iterable
     if incident.struck is not None and incident.detected is not None:
         yield Claim(incident.struck, incident.detected, Strength.DETECTION, "detection", incident.incident)
         yield from _thrown_away(timeline, incident.struck, incident.incident)
-    elif timeline.recovered(incident) is False and not incident.is_left_out:
-        yield Claim(injected, timeline.ended_seconds, Strength.DETECTION, "detection", incident.incident)
+    elif timeline.continued(incident) is False and not incident.is_left_out:
+        if timeline.runtime != COMMAND_RUNTIME:
+            yield Claim(injected, timeline.ended_seconds, Strength.DETECTION, "detection", incident.incident)
+        elif not timeline.restarts or timeline.restarts[-1][0] < injected:
+            # Nothing was started again.
+            noticed = timeline.noticed(incident, timeline.ended_seconds) or timeline.ended_seconds
+            yield Claim(injected, noticed, Strength.DETECTION, "detection", incident.incident)
+            yield from _thrown_away(timeline, injected, incident.incident, timeline.steps.every)
+
+
+def _end_of_attempt(
+    timeline: Timeline, ended: float, resumed: float, every: Sequence[CommittedStep]
+) -> Iterable[Claim]:
+    """What an attempt of a command took after its last step: a step in flight died with it.
+
+    If a fault ended it, that step is lost from when it was injected. From then on the ranks that are left wait for
+    those that are not, in a collective: until one of them ends the job has not detected it. Who was given notice saves
+    and leaves.
+    """
+    incident = timeline.last_injected(ended)
+    if incident is None or incident.injected is None or (incident.committed or inf) <= ended:
+        yield from _thrown_away(timeline, ended, None, every)
+        return
+    yield from _thrown_away(timeline, incident.injected, incident.incident, every)
+    if not incident.gives_notice:
+        since = max(incident.injected, _last_commit(every, ended))
+        noticed = timeline.noticed(incident, resumed)
+        until = ended if noticed is None else max(ended, noticed)
+        yield Claim(since, until, Strength.DETECTION, "detection", incident.incident)
 
 
 def _stall_claims(stall: Stall, timeline: Timeline) -> Iterable[Claim]:

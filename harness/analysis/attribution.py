@@ -30,6 +30,7 @@ from heapq import heappop, heappush
 from math import inf
 from signal import SIGKILL
 
+from harness.analysis.command.attempts import Starts
 from harness.analysis.regroups import takes_coordinator
 from harness.analysis.steps import Steps, num_committed, showing_recovery
 from mecefo_runtime.system.command_records import StepsCounted
@@ -347,7 +348,7 @@ class UnplannedLoss:
 class Attribution:
     """The losses of a job and the faults that explain them; `main` holds its records by time."""
 
-    def __init__(self, main: Iterable[Record], steps: Steps, *, is_command: bool = False) -> None:
+    def __init__(self, main: Sequence[Record], steps: Steps, *, is_command: bool = False) -> None:
         self._is_command = is_command
         # By attempt of a command: the rank that ended first, otherwise than it should.
         self._failed: dict[int, ProcessExited] = {}
@@ -370,6 +371,7 @@ class Attribution:
         self._regroups: list[float] = []
         # Effects on the coordinator that is not back yet.
         self._coordinators_lost: list[Effect] = []
+        self._starts = Starts(main) if is_command else None
         self._is_ending = False
         # The coordinator said goodbye: what still runs is ended by the tool.
         self._is_over = False
@@ -521,11 +523,11 @@ class Attribution:
             is_loss=record.is_loss,
             goes_on=record.goes_on,
             is_of_coordinator=f"role={COORDINATOR}" in str(record.target),
-            recovered=self._committed_after(record.monotonic_seconds),
+            recovered=self._committed_after(record.monotonic_seconds, *self._recovery_from(record)),
             pids=frozenset(_pids_of(record)),
             attempt=self._attempt,
         )
-        effect.progressed = self._progressed(effect, record.monotonic_seconds)
+        effect.progressed = self._progressed(effect, record.monotonic_seconds, *self._recovery_from(record))
         if self.effects.setdefault(effect.incident, effect) is effect:
             self._known.add(effect)
             self._killers.add(effect)
@@ -545,18 +547,23 @@ class Attribution:
                 effect.repair_started = record.monotonic_seconds
         self._known.changed(effect)
 
-    def _committed_after(self, at: float) -> float | None:
-        step = next(showing_recovery(self._fit, at), None)
+    def _recovery_from(self, record: Injected) -> tuple[float, int]:
+        return (-inf, 0) if self._starts is None else self._starts.recovery_from(record)
+
+    def _committed_after(self, at: float, earliest: float = -inf, least_epoch: int = 0) -> float | None:
+        steps = showing_recovery(self._fit, at, earliest_seconds=earliest, least_epoch=least_epoch)
+        step = next(steps, None)
         return None if step is None else step.committed_seconds
 
-    def _progressed(self, effect: Effect, at: float) -> float | None:
+    def _progressed(self, effect: Effect, at: float, earliest: float = -inf, least_epoch: int = 0) -> float | None:
         """When the first new step was committed that began after that time.
 
         Where nobody knows the numbers of the steps, the first one counts, new or not.
         """
         if not self._is_counted:
             return effect.recovered
-        step = next(showing_recovery(self._first_steps, at), None)
+        steps = showing_recovery(self._first_steps, at, earliest_seconds=earliest, least_epoch=least_epoch)
+        step = next(steps, None)
         return None if step is None else step.committed_seconds
 
     def _stop_counting(self) -> None:

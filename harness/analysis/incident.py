@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 from typing import Any
 
 from harness.analysis.attribution import Attribution
+from harness.analysis.command.attempts import Starts, is_of_launcher
 from harness.analysis.regroups import RUNGS, OwnStalls, Stall, StateRestore
 from harness.analysis.steps import (
     CommittedStep,
@@ -51,13 +52,17 @@ class MeasuredIncident:
     `detected` is the first detection that names a rank of this incident; `isolated` and `regrouped` are those of the
     regroup that led to `committed`, the first committed step whose attempt began after it had `struck`: a step that was
     in flight and committed nevertheless is no recovery, and neither is one that was left out as rejected, which taught
-    the model nothing (`is_left_out`: there were such steps, and no other). `progressed` is when the first step
+    the model nothing (`is_left_out`: there were such steps, and no other). Of one that took away the launcher of a
+    command or its store (`is_of_launcher`) it is the first step of a later attempt: ranks that train on are orphans.
+    `progressed` is when the first step
     committed after it that had not been committed before, later than `committed` in a job that had gone back.
     `restored` is when throughput was back (see `RESTORED_RATIO`). `missing` are the ranks that the job gave up for it
     and that are in none of its memberships since. `restore` says where the state came from with which it continued, of
     several regroups that which went back the furthest. `outlasted` is how long it was to be active, where it was for
     longer, until its effect was seen. Of one that `is_latent` `read` is when ranks were lost that had to read what it
     damaged, and all that follows is told of that; `undecided` says why it is not known whether the job recovers.
+    `violations` are codes of what the job does wrong up to the end of the run and this incident answers for (see
+    `harness.analysis.violations`): with one of them training continued, and the job has not recovered.
 
     `lifted` is when the fault ended. With a repair: when that began. Of one that lost nobody: when it was undone, or,
     over in an instant, when the ranks that the job gave up for it were back. Of the coordinator: when it was back. Of a
@@ -76,6 +81,7 @@ class MeasuredIncident:
     reason: str | None = None
     is_loss: bool = False
     goes_on: bool = False
+    is_of_launcher: bool = False
     gives_notice: bool = False
     asks_to_leave: bool = False
     is_latent: bool = False
@@ -105,6 +111,7 @@ class MeasuredIncident:
     outlasted: str | None = None
     read: float | None = None
     undecided: Undecided | None = None
+    violations: tuple[str, ...] = ()
 
     @property
     def is_undone(self) -> bool:
@@ -137,14 +144,19 @@ class MeasuredIncident:
         return self.detected if self.gives_notice else self.injected
 
     @property
-    def recovery_seconds(self) -> float | None:
-        """Struck -> committed."""
+    def continued_seconds(self) -> float | None:
+        """Struck -> committed, whether the job has recovered with that or not."""
         return _difference(self.struck, self.committed)
 
     @property
+    def recovery_seconds(self) -> float | None:
+        """Struck -> committed; None of a job that trains on and has not recovered."""
+        return None if self.violations else self.continued_seconds
+
+    @property
     def progress_seconds(self) -> float | None:
-        """Struck -> progressed."""
-        return _difference(self.struck, self.progressed)
+        """Struck -> progressed; None of a job that trains on and has not recovered."""
+        return None if self.violations else _difference(self.struck, self.progressed)
 
     @property
     def detection_seconds(self) -> float | None:
@@ -176,8 +188,8 @@ class MeasuredIncident:
             "isolate": _difference(self.detected, self.isolated),
             "regroup": None if regroup is None or transfer is None else regroup - transfer,
             "transfer": transfer,
-            "first_step": _difference(self.regrouped, self.committed),
-            "restore": _difference(self.committed, self.restored),
+            "first_step": None if self.violations else _difference(self.regrouped, self.committed),
+            "restore": None if self.violations else _difference(self.committed, self.restored),
             "rejoin": _difference(self.injected, self.rejoined),
             "repair_wait": _difference(self.injected, self.repair_started),
             "rejoin_after_repair": None if _is_before(self.rejoined, self.repair_started) else after_repair,
@@ -217,7 +229,7 @@ class MeasuredIncident:
         """From when to when its verified effect was there."""
         return None if self.verified is None or self.injected is None else (self.injected, self.over)
 
-    def recovered(self, is_over: bool, is_complete: bool) -> bool | None:
+    def continued(self, is_over: bool, is_complete: bool) -> bool | None:
         """Whether a step began, was fit and committed after the fault; None when that cannot be known.
 
         It cannot when the fault never fired, when that is `undecided`, when the run was stopped before it could tell
@@ -233,7 +245,8 @@ class MeasuredIncident:
 class _Told:
     """The records of a job that tell of its incidents and of its members, by time."""
 
-    def __init__(self, main: Iterable[Record]) -> None:
+    def __init__(self, main: Sequence[Record], *, is_command: bool) -> None:
+        self._starts = Starts(main) if is_command else None
         self.plans: dict[int, PlannedIncident] = {}
         self.firsts: dict[int, dict[type[Record], OfIncident]] = {}
         self._times: dict[type[Record], list[float]] = {}
@@ -245,6 +258,10 @@ class _Told:
             else:
                 self._times.setdefault(type(record), []).append(record.monotonic_seconds)
 
+    def recovery_from(self, injection: Injected) -> tuple[float, int]:
+        """See `Starts.recovery_from`."""
+        return (-inf, 0) if self._starts is None else self._starts.recovery_from(injection)
+
     def first_of(self, kind: type[Record], since: float) -> float | None:
         """When the first record of that kind came, from `since` on."""
         times = self._times.get(kind, [])
@@ -253,10 +270,10 @@ class _Told:
 
 
 def read_incidents(
-    main: Iterable[Record], steps: Steps, stalls: Sequence[Stall], attribution: Attribution, *, is_command: bool
+    main: Sequence[Record], steps: Steps, stalls: Sequence[Stall], attribution: Attribution, *, is_command: bool
 ) -> tuple[MeasuredIncident, ...]:
     """The incidents of a job; `main` holds its records by time."""
-    told = _Told(main)
+    told = _Told(main, is_command=is_command)
     injections = {
         i: injected for i, firsts in told.firsts.items() if isinstance(injected := firsts.get(Injected), Injected)
     }
@@ -274,12 +291,14 @@ def read_incidents(
             own = OwnStalls(detections.get(i), causes, stalls)
             lost = detections.get(i), attribution.effects[i].rejoined
             known |= _phases(injections[i], firsts, *lost, told, steps, own, is_command)
-            # Where nothing shows a recovery, all steps that began after it were left out.
-            known["is_left_out"] = known["committed"] is None and _struck(injections[i], lost[0]) < newest_began
+            known["is_of_launcher"] = is_command and is_of_launcher(injections[i])
+            # Where nothing shows a recovery, all steps that began after it were left out, or are those of orphans.
+            began_later = _struck(injections[i], lost[0]) < newest_began
+            known["is_left_out"] = known["committed"] is None and began_later and not known["is_of_launcher"]
             known["missing"] = tuple(sorted(attribution.effects[i].gone))
             struck = detections.get(i) if injections[i].gives_notice else injections[i].monotonic_seconds
             if before is not None and struck is not None:
-                known["restored"] = _restored(steps, struck, before)
+                known["restored"] = _restored(steps, struck, before, *told.recovery_from(injections[i]))
         incidents.append(MeasuredIncident(**known))
     return tuple(incidents)
 
@@ -332,7 +351,11 @@ def _phases(
     """When an incident that fired came to each of its phases."""
     injected, ranks = injection.monotonic_seconds, injection.ranks
     since = _struck(injection, detected)
-    following, progress = (next(showing_recovery(some, since), None) for some in (steps.every_fit, steps.first_fit))
+    earliest, least = told.recovery_from(injection)
+    following, progress = (
+        next(showing_recovery(some, since, earliest_seconds=earliest, least_epoch=least), None)
+        for some in (steps.every_fit, steps.first_fit)
+    )
     committed = None if following is None else following.committed_seconds
     regroups = [
         stall
@@ -340,10 +363,10 @@ def _phases(
         if stall.is_loss and stall.regrouped_seconds is not None
     ]
     lifted = _at(firsts, RepairStarted)
-    if lifted is None and injection.is_loss and not ranks:
-        lifted = told.first_of(CoordinatorRestarted, injected)
-    elif lifted is None and is_command and injection.is_loss:
+    if lifted is None and is_command and injection.is_loss:
         lifted = committed
+    elif lifted is None and injection.is_loss and not ranks:
+        lifted = told.first_of(CoordinatorRestarted, injected)
     elif _is_restarted(told, detected, committed):
         # Nothing is gained before the job is where it was.
         lifted = None if progress is None else progress.began_seconds
@@ -395,16 +418,23 @@ def _is_restarted(told: _Told, detected: float | None, committed: float | None) 
     return restarting is not None and (committed is None or restarting < committed)
 
 
-def _restored(steps: Steps, injected: float, before_work_per_second: float) -> float | None:
-    """When the first of `RESTORED_STEPS` steps in a row was committed that were as quick as before the fault."""
-    index = num_committed(steps.first, injected)
+def _restored(
+    steps: Steps, injected: float, before_work_per_second: float, earliest: float, least_epoch: int
+) -> float | None:
+    """When the first of `RESTORED_STEPS` steps in a row was committed that were as quick as before the fault.
+
+    None of them is committed before `earliest`, or of an epoch before `least_epoch`.
+    """
+    index = num_committed(steps.first, max(injected, earliest))
     # Steps of later blocks all begin after it, so that rows of them are the same for all incidents.
     following = bisect_right(steps.cuts, index)
     block_end = steps.cuts[following] if following < len(steps.cuts) else len(steps.first)
     row: list[int] = []
     for number in range(index, len(steps.first)):
         step = steps.first[number]
-        if not shows_recovery(step.began_seconds, is_left_out=step.is_left_out, injected_seconds=injected):
+        if step.epoch < least_epoch or not shows_recovery(
+            step.began_seconds, is_left_out=step.is_left_out, injected_seconds=injected
+        ):
             continue
         row.append(number)
         if len(row) < RESTORED_STEPS:

@@ -93,21 +93,6 @@ def count_samples_lost(timeline: Timeline) -> int | None:
     return sum(samples_lost_of(step.step, step.samples, step.samples_checksum, per_step) for step in counted)
 
 
-def find_diverged_units(finished: Iterable[RankFinished]) -> dict[str, dict[int, int]] | None:
-    """Units (layers, embedding, head) of which the ranks that hold them end up with different state.
-
-    Returns unit -> {rank: checksum} for those that differ; None when no rank told its checksums.
-    """
-    held: dict[str, dict[int, int]] = {}
-    for record in finished:
-        if record.rank is not None:
-            for unit, checksum_of_unit in record.checksums.items():
-                held.setdefault(unit, {})[record.rank] = checksum_of_unit
-    if not held:
-        return None
-    return {unit: ranks for unit, ranks in sorted(held.items()) if len(set(ranks.values())) > 1}
-
-
 def compute_seconds(finished: Iterable[RankFinished]) -> tuple[float, float] | None:
     """(CPU seconds, wall seconds) of all compute of the ranks that finished; None when none told."""
     told = [

@@ -118,6 +118,12 @@ class Narrator:
         how = _HELD.get(phase, f"{whom} held in the {phase} phase of the step")
         return how.format(whom=whom, node=node, step=event.step)
 
+    def _tell_orphans_ended(self, event: Event, fields: Mapping[str, Any]) -> str:
+        ranks = fields.get("ranks") or ()
+        among = f", {name_ranks(ranks)} among them" if ranks else ""
+        left = count(int(fields.get("num_processes") or 0), "process")
+        return f"the command is over: {left} that it left running ended by chaos{among}"
+
     def _tell_injected(self, event: Event, fields: Mapping[str, Any]) -> str:
         self._injected[fields.get("incident", 0)] = event
         self._killed_pids.update(pid for process in fields.get("processes", ()) if (pid := _pid(process)))

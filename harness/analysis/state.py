@@ -50,7 +50,8 @@ class RunState:
         self._records: dict[str, list[Record]] = {MAIN_JOB: [], TWIN_JOB: []}
         self._first_of: dict[tuple[type[Record], str], Record] = {}
         self._injected: set[int] = set()
-        # Of the main job: what each process saved.
+        # What each process of the main job committed and saved: by that the generations of a command are found.
+        self._committed: list[StepCommitted] = []
         self._saved: list[CheckpointWritten] = []
         # By step: the longest time that a rank waited for its checkpoint.
         self._waits: dict[int, float] = {}
@@ -98,6 +99,7 @@ class RunState:
                         began_seconds=self._began_seconds,
                         ended_seconds=self._ended_seconds,
                         newest_seconds=self.newest_seconds,
+                        committed=self._committed,
                         saved=self._saved,
                     )
                 )
@@ -178,6 +180,8 @@ class RunState:
         match record:
             case StepCommitted():
                 self._steps[record.job].add(record)
+                if record.job == MAIN_JOB:
+                    self._committed.append(record)
             case CheckpointWritten():
                 if record.job == MAIN_JOB and record.step is not None:
                     self._saved.append(record)

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import inf
 from statistics import median
 from typing import Any, Protocol, TypeVar
 
@@ -165,10 +166,17 @@ def shows_recovery(began_seconds: float, *, is_left_out: bool, injected_seconds:
     return began_seconds > injected_seconds and not is_left_out
 
 
-def showing_recovery(steps: Sequence[CommittedStep], since_seconds: float) -> Iterator[CommittedStep]:
-    """Those of `steps` whose commits show that the job is past a fault at that time, in their order of commit."""
-    for index in range(num_committed(steps, since_seconds), len(steps)):
+def showing_recovery(
+    steps: Sequence[CommittedStep], since_seconds: float, *, earliest_seconds: float = -inf, least_epoch: int = 0
+) -> Iterator[CommittedStep]:
+    """Those of `steps` whose commits show that the job is past a fault at that time, in their order of commit.
+
+    None of them is committed before `earliest_seconds`, or of an epoch before `least_epoch`.
+    """
+    for index in range(num_committed(steps, max(since_seconds, earliest_seconds)), len(steps)):
         step = steps[index]
+        if step.epoch < least_epoch:
+            continue
         if shows_recovery(step.began_seconds, is_left_out=step.is_left_out, injected_seconds=since_seconds):
             yield step
 

@@ -9,11 +9,13 @@ from itertools import pairwise
 from math import inf
 from statistics import median
 
+from harness.analysis.regroups import joined_times
 from harness.analysis.steps import (
     WARM_UP_STEPS,
     CommittedStep,
     Steps,
     committed_seconds,
+    median_step_seconds,
     median_work_per_second,
     num_committed,
 )
@@ -37,6 +39,10 @@ class Throughput:
     `noise_ratio`: how far the means of two neighbouring stretches without a fault are apart, as the median over all
     such pairs before the first fault; a stretch has as many steps as committed under the fault. A drop no larger than
     this cannot be told from none.
+    `outage_seconds`: how long no step was committed under faults: the time from an injection, or from the commit after
+    it, to the next commit, where that is longer than `OUTAGE_STEPS` usual steps. A drop of a restart is 100% by its
+    definition; so `while_training_drop_ratio` is of the median step that the job took after the outage: up to the
+    repair, without a repair up to the next fault or the end, without those that warm up.
     """
 
     before: float | None
@@ -49,6 +55,12 @@ class Throughput:
     num_steps_before: int
     num_steps_after: int
     unit: str
+    outage_seconds: float | None = None
+    while_training_drop_ratio: float | None = None
+
+
+OUTAGE_STEPS = 2.0
+"""Without a commit for longer than this many usual steps, a job under a fault is taken to stand still."""
 
 
 def measure(timeline: Timeline) -> Throughput:
@@ -73,12 +85,64 @@ def measure(timeline: Timeline) -> Throughput:
         num_steps_before=len(timeline.baseline),
         num_steps_after=len(after),
         unit=timeline.steps.unit,
+        outage_seconds=_outage(timeline, windows),
+        while_training_drop_ratio=_drop(_while_training(timeline), before),
     )
 
 
 def drop_ratio(timeline: Timeline) -> float | None:
     """`Throughput.drop_ratio` alone, for repeated queries of a run in progress."""
     return _drop(_during(timeline, windows_under_fault(timeline)), median_work_per_second(timeline.baseline))
+
+
+def _outage(timeline: Timeline, windows: Sequence[tuple[float, float]]) -> float | None:
+    """See `Throughput.outage_seconds`; None without a verified fault, or where no usual step is known."""
+    usual = median_step_seconds(timeline.baseline)
+    if not windows or usual is None:
+        return None
+    every = timeline.steps.every
+    seconds = 0.0
+    for start, end in windows:
+        own = every[num_committed(every, start) : num_committed(every, end)]
+        # Up to its end nothing came, or the fault was over with the last commit.
+        times = [start, *(step.committed_seconds for step in own), end]
+        seconds += sum(later - earlier for earlier, later in pairwise(times) if later - earlier > OUTAGE_STEPS * usual)
+    return seconds
+
+
+def _while_training(timeline: Timeline) -> float | None:
+    """The median speed of the steps that began after training continued under a fault, or after it; None: no step."""
+    every = timeline.steps.every
+    warm_ups = joined_times((start, end) for start, end, _ in timeline.warm_ups)
+    warm_from = [start for start, _ in warm_ups]
+
+    def is_warm(step: CommittedStep) -> bool:
+        index = bisect_right(warm_from, step.began_seconds) - 1
+        return index < 0 or step.began_seconds >= warm_ups[index][1]
+
+    taken: list[CommittedStep] = []
+    for since, until in _trained_again(timeline):
+        own = every[num_committed(every, since) : num_committed(every, until)]
+        taken += [step for step in own if step.previous_seconds >= since and is_warm(step)]
+    return median_work_per_second(taken)
+
+
+def _trained_again(timeline: Timeline) -> list[tuple[float, float]]:
+    """(from, to) of the training after verified faults: to the repair, without one to the next fault."""
+    struck = sorted(one.injected for one in timeline.incidents if one.injected is not None)
+    others = sorted(loss.since for loss in timeline.unplanned)
+    found: list[tuple[float, float]] = []
+    for one in timeline.incidents:
+        if one.verified is None or one.committed is None:
+            continue
+        # Of what is over in an instant nothing is left when training continues.
+        lasts = (one.goes_on or one.is_loss) and one.lifted is not None and one.lifted > one.committed
+        ends = [one.lifted if lasts and one.lifted is not None else inf]
+        for times in (struck, others):
+            following = bisect_right(times, one.committed)
+            ends += times[following : following + 1]
+        found.append((one.committed, min(ends)))
+    return joined_times(found)
 
 
 def _during(timeline: Timeline, windows: Sequence[tuple[float, float]]) -> float | None:

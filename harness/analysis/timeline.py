@@ -11,9 +11,12 @@ from math import inf
 from statistics import median
 from typing import TypeVar
 
+from harness.analysis import violations
 from harness.analysis.attribution import COORDINATOR, Attribution, Loss, UnplannedLoss
 from harness.analysis.command.attempts import COMMAND_RUNTIME, Attempt, read_attempts, read_restarts
+from harness.analysis.command.finite_values import NotFinite, find_not_finite
 from harness.analysis.command.fruitless import Fruitless, read_fruitless
+from harness.analysis.command.generations import Overlap, find_overlaps
 from harness.analysis.command.observation import Observation, read_observation
 from harness.analysis.command.replica_state import ReplicaComparison, compare_replicas
 from harness.analysis.history import kept_steps
@@ -29,8 +32,10 @@ from mecefo_runtime.system.job_records import (
     JobFailed,
     JobStarted,
     LayoutTold,
+    ProcessExited,
     RankFinished,
     Regrouped,
+    StepCommitted,
     StepUnfit,
 )
 from mecefo_runtime.system.record import Record
@@ -104,6 +109,8 @@ class Timeline:
     # ranks that tell no steps.
     state_checksums: tuple[StateChecksums, ...] = ()
     not_finite: tuple[tuple[int, int], ...] = ()
+    # What it was made of, for what is computed only when it is asked for.
+    told: Told | None = field(default=None, repr=False, compare=False)
 
     @property
     def fault_free(self) -> Sequence[CommittedStep]:
@@ -151,6 +158,35 @@ class Timeline:
                     break
         return tuple(found)
 
+    def last_injected(self, seconds: float) -> MeasuredIncident | None:
+        """The incident that was injected last by then."""
+        times, incidents = self._by_injection
+        index = bisect_right(times, seconds)
+        return incidents[index - 1] if index else None
+
+    @cached_property
+    def _by_injection(self) -> tuple[list[float], list[MeasuredIncident]]:
+        injected = sorted((one.injected, one.incident, one) for one in self.incidents if one.injected is not None)
+        return [at for at, _, _ in injected], [one for _, _, one in injected]
+
+    @cached_property
+    def _exits(self) -> list[ProcessExited]:
+        """The ends of an external job's ranks, by time."""
+        if self.told is None or self.runtime != COMMAND_RUNTIME:
+            return []
+        return [one for one in self.told.records if isinstance(one, ProcessExited) and one.role == "rank"]
+
+    def noticed(self, incident: MeasuredIncident, before: float) -> float | None:
+        """When a rank of an external job ended that the fault itself had not ended, the first after it; None: none."""
+        since = incident.injected or 0.0
+        for index in range(bisect_left(self._exits, since, key=lambda one: one.monotonic_seconds), len(self._exits)):
+            one = self._exits[index]
+            if one.monotonic_seconds >= before:
+                break
+            if one.exited_rank is not None and one.exited_rank not in incident.ranks:
+                return one.monotonic_seconds
+        return None
+
     @property
     def usual_step_seconds(self) -> float | None:
         """What a step takes as the job goes now."""
@@ -189,6 +225,46 @@ class Timeline:
         ranks = sorted({rank for incident in struck for rank in incident.ranks})
         return compare_replicas(self.state_checksums, self.first_injected, ranks)
 
+    @cached_property
+    def overlaps(self) -> tuple[Overlap, ...]:
+        """Where processes of an earlier attempt of a command were still there when a later one trained."""
+        if self.told is None or len(self.attempts) < 2:
+            return ()
+        return find_overlaps(self.told.records, self.told.committed, self.told.saved, self.ended_seconds)
+
+    @cached_property
+    def parameters_not_finite(self) -> tuple[NotFinite, ...]:
+        """Ranks of a command with more parameters that are not finite than before the first fault, up to the end."""
+        if self.first_injected is None:
+            return ()
+        newest = self.attempts[-1].started_seconds if len(self.attempts) > 1 else 0.0
+        return find_not_finite(self.state_checksums, self.first_injected, newest)
+
+    @cached_property
+    def judged(self) -> tuple[MeasuredIncident, ...]:
+        """The incidents, each with the violations that it answers for; of a run in progress they may still end."""
+        found = self._violations_by_incident
+        return tuple(
+            replace(one, violations=found[one.incident]) if one.incident in found else one for one in self.incidents
+        )
+
+    @cached_property
+    def _violations_by_incident(self) -> Mapping[int, tuple[str, ...]]:
+        if self.told is None or self.first_injected is None:
+            return {}
+        lasting = () if self.replicas is None else self.replicas.lasting
+        finished = (one for one in self.told.records if isinstance(one, RankFinished))
+        others = (one for one in self.told.records if isinstance(one, LossNotFinite))
+        found = [
+            violations.lasting_loss(self.steps),
+            violations.lasting_loss_of_others(others, self.state_checksums),
+            violations.lasting_differences(lasting, self.state_checksums),
+            violations.of_parameters(self.parameters_not_finite),
+            violations.of_divergence(finished),
+            *violations.of_generations(self.overlaps),
+        ]
+        return violations.by_incident([one for one in found if one is not None], self.incidents)
+
     @property
     def steps_are_counted(self) -> bool:
         """Whether the numbers of steps are those of the training: not where it went on and nobody keeps its count."""
@@ -216,9 +292,14 @@ class Timeline:
         """Whether the job went as far as it could: neither cut off, nor interrupted, nor halted."""
         return self.job_failed is not None or self.run_ended in ("completed", "failed")
 
+    def continued(self, incident: MeasuredIncident) -> bool | None:
+        """Whether training continued after it; see `MeasuredIncident.continued`."""
+        return incident.continued(self.is_over, self.is_complete)
+
     def recovered(self, incident: MeasuredIncident) -> bool | None:
-        """See `MeasuredIncident.recovered`."""
-        return incident.recovered(self.is_over, self.is_complete)
+        """Whether the job recovered from it: it trains on, and as it must up to the end of the run."""
+        continued = self.continued(incident)
+        return continued and incident.incident not in self._violations_by_incident
 
     def is_degraded(self, step: CommittedStep) -> bool:
         """Whether `step` ran with a rank missing, or while a fault on its ranks or links came or was active."""
@@ -290,7 +371,7 @@ class Told:
     `twin_records` are those of its baseline. `checkpoints` are the times (from, to) for which training waited, of
     `num_checkpoints` the `unsaved_checkpoints` those that were not saved, with when and why.
     `began_seconds` and `ended_seconds` are when the first and the last event of the job happened, `newest_seconds` the
-    last of all.
+    last of all. `committed` and `saved` are what each process reported, repeated steps included.
     """
 
     records: Sequence[Record]
@@ -305,6 +386,7 @@ class Told:
     began_seconds: float | None
     ended_seconds: float | None
     newest_seconds: float
+    committed: Sequence[StepCommitted] = ()
     saved: Sequence[CheckpointWritten] = ()
 
 
@@ -379,6 +461,7 @@ def read(told: Told) -> Timeline:
         newest_saved_step=told.newest_saved_step,
         state_checksums=tuple(_of(StateChecksums, main)),
         not_finite=tuple((one.rank or 0, one.step or 0) for one in _of(LossNotFinite, main)),
+        told=told,
     )
     return _settled(timeline, told)
 

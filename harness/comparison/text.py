@@ -15,6 +15,7 @@ from harness.comparison.sample import RunSet, Sample
 from harness.comparison.verdicts import Against, SetVerdict, what_ran
 from harness.judging.caveats import MUCH_OVERRUN
 from harness.judging.metrics import METRICS
+from harness.report.wording import shows_goodput
 from mecefo_runtime.planners import stops_on_loss
 
 _WIDTH = 80
@@ -31,7 +32,10 @@ def set_lines(found: RunSet, verdict: SetVerdict, folder: Path, *, unicode: bool
     yield ""
     cells = max([_LABEL_CELLS, *(len(sample.label) for sample in found.samples)])
     yield f"{'median':>{cells + 14}}   {'least to greatest':<24} n"
+    walls = [seconds for sample in found.samples for seconds in sample.values("wall_clock_seconds")]
     for name, words in HEADLINE.items():
+        if name == "goodput_ratio" and not shows_goodput(max(walls, default=None)):
+            continue
         if any(sample.values(name) for sample in found.samples):
             yield words
             yield from _bars(found.samples, name, cells, unicode)

@@ -14,6 +14,7 @@ from harness.analysis.ranks import STARTING, UP
 from harness.analysis.state import RunState
 from harness.analysis.steps import NOW_STEPS, WORK_UNITS, CommittedStep, num_committed, work_per_second
 from harness.analysis.timeline import Timeline
+from harness.analysis.violations import is_judged_later
 from harness.judging.summary import Summary
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.job_records import JobStarted, Regrouped, StepUnfit
@@ -260,7 +261,8 @@ class Figures:
     def newest(self) -> dict[str, MeasuredIncident]:
         """By fault, the incident that was injected last."""
         newest: dict[str, MeasuredIncident] = {}
-        for kind, one in self._labelled():
+        times = self.timeline
+        for kind, one in self._labelled(times.incidents if times.is_running else times.judged):
             known = newest.get(kind)
             if one.injected is not None and (known is None or one.injected >= (known.injected or 0.0)):
                 newest[kind] = one
@@ -268,10 +270,15 @@ class Figures:
 
     @property
     def recoveries(self) -> dict[str, int]:
-        """Incidents after which a step began and was committed, by fault."""
+        """Incidents from which the job recovered, by fault.
+
+        Of some faults that is known when the job is over; see `is_judged_later`.
+        """
         recoveries = dict.fromkeys(self.planned, 0)
-        for kind, one in self._labelled():
-            if one.committed is not None:
+        times = self.timeline
+        for kind, one in self._labelled(times.incidents if times.is_running else times.judged):
+            is_known = not (times.is_running and is_judged_later(one))
+            if one.recovery_seconds is not None and is_known:
                 recoveries[kind] = recoveries.get(kind, 0) + 1
         return recoveries
 
@@ -301,9 +308,9 @@ class Figures:
         plans = [plan for record in self.state.of(IncidentsPlanned) for plan in record.incidents]
         return {plan.incident: plan.fault for plan in plans}
 
-    def _labelled(self) -> list[tuple[str, MeasuredIncident]]:
-        planned = self.planned
-        return [(_label(one.fault, planned), one) for one in self.timeline.incidents]
+    def _labelled(self, incidents: Sequence[MeasuredIncident] | None = None) -> list[tuple[str, MeasuredIncident]]:
+        planned, known = self.planned, self.timeline.incidents if incidents is None else incidents
+        return [(_label(one.fault, planned), one) for one in known]
 
     def _sum(self, what: str) -> int | None:
         def told_of(steps: Sequence[CommittedStep]) -> list[int]:

@@ -11,6 +11,7 @@ from chaos.faults import registry
 from chaos.faults.network.link import SlowLink
 from harness.analysis.attribution import SUPERVISOR, UnplannedLoss
 from harness.analysis.command.attempts import COMMAND_RUNTIME, Attempt
+from harness.analysis.command.generations import Overlap
 from harness.analysis.incident import RESTORED_STEPS
 from harness.analysis.integrity import LOSS_STEPS
 from harness.analysis.steps import WARM_UP_STEPS, WORK_UNITS
@@ -170,7 +171,13 @@ def _of_the_command(summary: Summary, timeline: Timeline | None) -> list[str]:
             f"{timeline.steps.first[0].step}: it continued from what the job had saved; --reset puts it back to its "
             "beginning before each start."
         )
-    return [*found, *_of_the_unobserved(timeline), *_of_the_replicas(timeline)]
+    return [
+        *found,
+        *_of_the_unobserved(timeline),
+        *_of_the_replicas(timeline),
+        *_of_the_generations(timeline),
+        *_of_the_orphans(summary),
+    ]
 
 
 def _of_the_unobserved(timeline: Timeline) -> list[str]:
@@ -234,6 +241,45 @@ def ranks_differ_words(attempt: Attempt) -> str:
         by_step.setdefault(after, []).append(rank)
     said = [f"{name_ranks(ranks)} after step {after}" for after, ranks in by_step.items()]
     return f"In attempt {attempt.number} the ranks continued from different steps ({', '.join(said)})"
+
+
+_BRIEF_SECONDS = 0.1
+"""Processes of an earlier attempt that are there for less than this alongside a later one are not named."""
+
+
+def _of_the_generations(timeline: Timeline) -> Iterator[str]:
+    """Processes of an earlier attempt that were there alongside a later one, and neither saved nor trained for long."""
+    for one in timeline.overlaps:
+        if not one.is_violation and one.alive_seconds >= _BRIEF_SECONDS:
+            words = overlap_words(one)
+            yield f"{words[0].upper()}{words[1:]}."
+
+
+def overlap_words(one: Overlap) -> str:
+    """`ranks 0 and 1 of attempt 1 still trained when attempt 2 took its first step, for 3 s: 20 steps and 2 saves`."""
+    whom = f"{name_ranks(one.ranks) or 'processes'} of attempt {one.earlier}"
+    if not one.steps and not one.saves:
+        were = "were" if len(one.ranks) > 1 else "was"
+        return (
+            f"{whom} {were} still there when attempt {one.attempt} took its first step, for "
+            f"{name_seconds(one.alive_seconds)} more, and took no step"
+        )
+    saved = f"saved {count(one.saves, 'checkpoint')}" if one.saves else "saved nothing"
+    return (
+        f"{whom} still trained when attempt {one.attempt} took its first step: {count(one.steps, 'step')} more in "
+        f"{name_seconds(one.training_seconds)}, {saved}, and ended after {name_seconds(one.alive_seconds)}"
+    )
+
+
+def _of_the_orphans(summary: Summary) -> Iterator[str]:
+    """Processes that the command left running: a scheduler that starts it again would have both."""
+    if not summary.orphaned_processes:
+        return
+    ranks = f", {name_ranks(summary.orphaned_ranks)} among them" if summary.orphaned_ranks else ""
+    yield (
+        f"The command left {count(summary.orphaned_processes, 'process')} running at its end{ranks}: chaos ended them. "
+        "A later start would have run alongside them."
+    )
 
 
 def _of_the_replicas(timeline: Timeline) -> list[str]:

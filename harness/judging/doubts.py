@@ -83,5 +83,6 @@ def left_open(gates: Sequence[GateResult], aborted: Aborted | None) -> list[Gate
 
 def without_failures(summary: Summary) -> Summary:
     """The same, but that nothing is said not to have recovered: the step after it is perhaps what is missing."""
-    incidents = (replace(one, recovered=one.recovered or None) for one in summary.incidents)
+    # What a job does wrong to the end is in lines that are there.
+    incidents = (one if one.violations else replace(one, recovered=one.recovered or None) for one in summary.incidents)
     return replace(summary, incidents=tuple(incidents))

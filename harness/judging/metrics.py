@@ -23,6 +23,7 @@ WHY_NOT_COUNTED: Mapping[str, str] = {
 }
 """Why the numbers of a run's steps are not known, by `Timeline.steps_unknown_because`."""
 _WHY_NO_ATTEMPTS = "only a command has attempts"
+_WHY_NOT_RECOVERED = "the job did not recover from it, or that is not known"
 _WHY_NO_BASELINE = "there is no fault-free baseline to compare with, or it was disturbed: the caveats say which"
 
 
@@ -124,6 +125,19 @@ METRICS: Mapping[str, Metric] = {
             better="lower",
             noise_of_speed="points",
             exported="chaos_throughput_drop_ratio",
+        ),
+        Metric(
+            "throughput_drop_while_training_ratio",
+            "ratio",
+            "the same over the steps alone that the job took after the outage",
+            better="lower",
+            noise_of_speed="points",
+        ),
+        Metric(
+            "outage_seconds",
+            "seconds",
+            "how long no step was committed under faults",
+            better="lower",
         ),
         Metric(
             "throughput_drop_whole_run_ratio",
@@ -247,7 +261,45 @@ METRICS: Mapping[str, Metric] = {
             is_count=True,
         ),
         Metric(
-            "unrecovered_incidents", "number", "faults after which no step was committed", better="lower", is_count=True
+            "unrecovered_incidents",
+            "number",
+            "faults after which no step was committed, or that left the training wrong to its end",
+            better="lower",
+            is_count=True,
+        ),
+        Metric(
+            "generations_overlap_seconds",
+            "seconds",
+            "how long processes of an earlier attempt were there after a later one's first step began",
+            better="lower",
+        ),
+        Metric(
+            "overlapping_steps",
+            "number",
+            "steps that earlier attempts took alongside later ones",
+            better="lower",
+            is_count=True,
+        ),
+        Metric(
+            "overlapping_saves",
+            "number",
+            "checkpoints that earlier attempts saved alongside later ones",
+            better="lower",
+            is_count=True,
+        ),
+        Metric(
+            "orphaned_processes",
+            "number",
+            "processes that the command left running at its end, and chaos ended",
+            better="lower",
+            is_count=True,
+        ),
+        Metric(
+            "parameters_not_finite",
+            "number",
+            "values of parameters, NaN or infinite, beyond those before the first fault, at the last look",
+            better="lower",
+            is_count=True,
         ),
         Metric(
             "unplanned_losses",
@@ -343,8 +395,18 @@ METRICS: Mapping[str, Metric] = {
             )
             for cause in BADPUT_CAUSES
         ),
-        _phase("recovery_seconds", "fault to the first step begun and committed after it", is_membership=False),
-        _phase("progress_seconds", "fault to the first new step committed after it", is_membership=False),
+        _phase(
+            "recovery_seconds",
+            "fault to the first step begun and committed after it, of a job that recovered",
+            is_membership=False,
+            why_missing=_WHY_NOT_RECOVERED,
+        ),
+        _phase(
+            "progress_seconds",
+            "fault to the first new step committed after it, of a job that recovered",
+            is_membership=False,
+            why_missing=_WHY_NOT_RECOVERED,
+        ),
         _phase("detection_seconds", "fault to its detection by the job"),
         _phase("diagnosis_seconds", "fault to its first correct diagnosis by the job", needs_every_rank=True),
         _phase(

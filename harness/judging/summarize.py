@@ -14,12 +14,14 @@ from harness.analysis.regroups import StateRestore
 from harness.analysis.state import RunState, state_of
 from harness.analysis.steps import WARM_UP_STEPS, WORK_UNITS, median_step_seconds, median_work_per_second
 from harness.analysis.timeline import Timeline
+from harness.analysis.violations import find_diverged_units
 from harness.judging.caveats import caveats
 from harness.judging.doubts import doubts_of, left_open, without_failures
 from harness.judging.gates import builtin_gates, evaluate_all
 from harness.judging.series import Recorded
 from harness.judging.summary import Emulated, IncidentSummary, NamedCause, Summary, Throughput, UnplannedLossSummary
 from harness.judging.verdict import EXIT_CODES, Verdict, judge
+from mecefo_runtime.system.command_records import OrphansEnded
 from mecefo_runtime.system.events import TWIN_JOB, Event
 from mecefo_runtime.system.job_records import (
     Detected,
@@ -123,7 +125,7 @@ def _figures(state: RunState, times: Timeline | None, problems: list[str]) -> Su
     emulation = None if job_started is None else job_started.emulation
     is_emulated = emulation is not None
     finished, steps = tuple(state.of(RankFinished)), times.steps.first if times else ()
-    diverged = _attempt("diverged state", lambda: integrity.find_diverged_units(finished), problems)
+    diverged = _attempt("diverged state", lambda: find_diverged_units(finished), problems)
     known["diverged_units"] = None if diverged is None else len(diverged)
     if times is not None and times.replicas is not None and times.replicas.unknown is None:
         known["diverged_units"] = len({one.tensor for one in times.replicas.lasting})
@@ -199,6 +201,8 @@ def _measured(state: RunState, times: Timeline, problems: list[str]) -> dict[str
     named = _attempt("diagnoses", lambda: diagnosis.diagnose(state.of(Record), times), problems)
     speeds = Throughput() if speed is None else Throughput(speed.before, speed.during, speed.after)
     is_command = times.runtime == COMMAND_RUNTIME
+    judged = _attempt("recovery", lambda: times.judged, problems)
+    recovered = {} if judged is None else {one.incident: times.recovered(one) for one in judged}
     own: dict[int | None, list[accounting.Segment]] = {}
     for segment in segments or ():
         own.setdefault(segment.incident, []).append(segment)
@@ -216,6 +220,8 @@ def _measured(state: RunState, times: Timeline, problems: list[str]) -> dict[str
         "throughput_per_second": speeds,
         "throughput_tokens_per_second": speeds if times.steps.unit == WORK_UNITS[0] else Throughput(),
         "throughput_drop_ratio": speed and speed.drop_ratio,
+        "throughput_drop_while_training_ratio": speed and speed.while_training_drop_ratio,
+        "outage_seconds": speed and speed.outage_seconds,
         "throughput_noise_ratio": speed and speed.noise_ratio,
         "throughput_drop_whole_run_ratio": speed and speed.whole_run_drop_ratio,
         "paid_capacity_ratio": speed and speed.paid_capacity_ratio,
@@ -232,7 +238,8 @@ def _measured(state: RunState, times: Timeline, problems: list[str]) -> dict[str
         "group_backends": _group_backends(state),
         "layout_changes": None if is_command else sum(stall.regrouped_seconds is not None for stall in times.stalls),
         "incidents": tuple(
-            _incident(incident, times, own.get(incident.incident, ()), named) for incident in times.incidents
+            _incident(one, times, own.get(one.incident, ()), named, recovered.get(one.incident))
+            for one in (times.incidents if judged is None else judged)
         ),
         "incidents_not_due": len(times.not_due),
         "unplanned_losses": tuple(_unplanned(loss, times) for loss in times.unplanned),
@@ -240,7 +247,10 @@ def _measured(state: RunState, times: Timeline, problems: list[str]) -> dict[str
         "diagnosis_recall_ratio": named and named.recall_ratio,
         "diagnosis_precision_ratio": named and named.precision_ratio,
         "false_accusations": named and named.num_false,
-        "unrecovered_incidents": sum(times.recovered(i) is False for i in times.incidents if i.verified is not None),
+        "unrecovered_incidents": None
+        if judged is None
+        else sum(recovered[one.incident] is False for one in judged if one.verified is not None),
+        **((_attempt("generations", lambda: _of_the_generations(state, times), problems) or {}) if is_command else {}),
         "wall_clock_seconds": total and total.wall_clock_seconds,
         "productive_seconds": total and total.productive_seconds,
         "badput_seconds": dict(total.badput_seconds) if total else dict.fromkeys(accounting.BADPUT_CAUSES),
@@ -286,6 +296,20 @@ def _of_the_twin(state: RunState, times: Timeline, total: accounting.Account | N
     }
 
 
+def _of_the_generations(state: RunState, times: Timeline) -> dict[str, Any]:
+    """Processes of earlier attempts that were there alongside later ones, or were left running at the end."""
+    overlaps, orphans = times.overlaps, list(state.of(OrphansEnded))
+    looked = any(one.not_finite_values is not None for one in times.state_checksums)
+    return {
+        "generations_overlap_seconds": max((one.alive_seconds for one in overlaps), default=0.0),
+        "overlapping_steps": sum(one.steps for one in overlaps),
+        "overlapping_saves": sum(one.saves for one in overlaps),
+        "orphaned_processes": sum(one.num_processes for one in orphans),
+        "orphaned_ranks": tuple(sorted({rank for one in orphans for rank in one.ranks})),
+        "parameters_not_finite": sum(one.values for one in times.parameters_not_finite) if looked else None,
+    }
+
+
 def _steps_from_scratch(times: Timeline) -> int:
     """How many steps were done again by starts of an external job that began the whole training again."""
     anew = {one.number for one in times.attempts if one.began_anew}
@@ -303,6 +327,7 @@ def _incident(
     times: Timeline,
     segments: Sequence[accounting.Segment],
     named: diagnosis.Diagnoses | None,
+    recovered: bool | None,
 ) -> IncidentSummary:
     """`segments` are those that it answers for."""
     own = accounting.account(segments)
@@ -320,7 +345,10 @@ def _incident(
         evidence=incident.evidence,
         unverified_reason=incident.reason,
         undone=incident.is_undone,
-        recovered=times.recovered(incident),
+        recovered=recovered,
+        is_of_launcher=incident.is_of_launcher,
+        violations=incident.violations,
+        continued_seconds=incident.continued_seconds,
         recovery_step=incident.committed_step if times.steps_are_counted else None,
         attempt=attempt_at(times.attempts, incident.injected),
         recovery_attempt=incident.committed_epoch if times.runtime == COMMAND_RUNTIME else None,

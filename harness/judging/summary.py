@@ -75,6 +75,9 @@ class IncidentSummary:
 
     `evidence` is what was seen of its effect, `unverified_reason` why none was. `recovered` is None where nobody knows;
     `undecided` is a code for that, where the run could not tell (see `harness.analysis.undecided`).
+    With `is_of_launcher` it took away the launcher of a command, or its store: only a later attempt is a recovery.
+    `violations` are codes (`harness.analysis.violations.CODES`) of what the job did wrong to the end of the run and
+    this incident answers for: it trained on, `continued_seconds` after the fault, and has not recovered.
     `state_restored` is the one of the run's `state_restores` that it led to, `at_seconds` counted from the job's start.
     """
 
@@ -91,6 +94,9 @@ class IncidentSummary:
     unverified_reason: str | None = None
     undone: bool = False
     recovered: bool | None = None
+    is_of_launcher: bool = False
+    violations: tuple[str, ...] = ()
+    continued_seconds: float | None = None
     recovery_step: int | None = None
     attempt: int | None = None
     recovery_attempt: int | None = None
@@ -218,6 +224,8 @@ class Summary:
     throughput_per_second: Throughput = Throughput()
     throughput_tokens_per_second: Throughput = Throughput()
     throughput_drop_ratio: float | None = None
+    throughput_drop_while_training_ratio: float | None = None
+    outage_seconds: float | None = None
     throughput_noise_ratio: float | None = None
     throughput_drop_whole_run_ratio: float | None = None
     paid_capacity_ratio: float | None = None
@@ -244,6 +252,12 @@ class Summary:
     diagnosis_precision_ratio: float | None = None
     false_accusations: int | None = None
     unrecovered_incidents: int | None = None
+    generations_overlap_seconds: float | None = None
+    overlapping_steps: int | None = None
+    overlapping_saves: int | None = None
+    orphaned_processes: int | None = None
+    orphaned_ranks: tuple[int, ...] = ()
+    parameters_not_finite: int | None = None
     wall_clock_seconds: float | None = None
     productive_seconds: float | None = None
     badput_seconds: Seconds = field(default_factory=dict)

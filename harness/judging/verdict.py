@@ -8,12 +8,12 @@ from math import inf
 from typing import Any, Literal
 
 from harness.analysis.incident import MeasuredIncident
-from harness.analysis.integrity import find_diverged_units
 from harness.analysis.state import RunState
 from harness.analysis.timeline import Timeline
 from harness.analysis.undecided import LEFT_IN_ORDER
+from harness.analysis.violations import find_diverged_units
 from harness.analysis.words import count, name_ranks
-from harness.judging.caveats import ranks_differ_words, unplanned_words
+from harness.judging.caveats import overlap_words, ranks_differ_words, unplanned_words
 from harness.judging.summary import GateResult, Summary, UnplannedLossSummary
 from harness.judging.undecided import undecided_words
 from harness.judging.unfinished_repairs import unfinished_repairs
@@ -70,20 +70,17 @@ def judge(
     found += _left_behind(state)
     losses = summary.unplanned_losses
     found += _ending(state, timeline, losses, is_doubtful=bool(doubts))
+    # Before the gates that fail of it.
+    found += _wrong_to_the_end(state, timeline, summary, doubts) if timeline is not None else ()
     found += _gate_reasons(gates, losses) if not doubts else ()
     found += _end_by_a_gate(state, gates)
     if timeline is not None:
         found += _unless(doubts, _incident_reasons(timeline, losses, _is_without_faults(state)))
         found += _mixed_reasons(timeline, losses)
         found += [("inconclusive", one.words) for one in unfinished_repairs(timeline) if one.had_time]
-        found += _data_reasons(timeline, summary)
         found += [
             ("inconclusive", _lower(ranks_differ_words(one))) for one in timeline.attempts[1:] if one.ranks_differ
         ]
-        if timeline.replicas is None:
-            found += _divergence(state, summary)
-        else:
-            found += _unless(doubts, _differing_replicas(timeline))
     found.sort(key=lambda reason: WORST_FIRST.index(reason[0]))
     if not found:
         hold = f"all {len(gates)} gates passed" if len(gates) > 1 else "the gate passed"
@@ -99,6 +96,19 @@ def judge(
 
 def _lower(sentence: str) -> str:
     return sentence[0].lower() + sentence[1:]
+
+
+def _wrong_to_the_end(
+    state: RunState, timeline: Timeline, summary: Summary, doubts: Sequence[str]
+) -> Iterable[tuple[Outcome, str]]:
+    """What the job did wrong although it trained on."""
+    yield from _data_reasons(timeline, summary)
+    if timeline.replicas is None:
+        yield from _divergence(state, summary)
+    else:
+        yield from _unless(doubts, _differing_replicas(timeline))
+    yield from _lost_parameters(timeline)
+    yield from _overlapping_generations(timeline)
 
 
 def _unless(doubts: Sequence[str], reasons: Iterable[tuple[Outcome, str]]) -> Iterable[tuple[Outcome, str]]:
@@ -269,17 +279,23 @@ def _incident_reasons(
             )
         elif timeline.recovered(incident) is None and (undecided := undecided_words(incident)) is not None:
             yield "inconclusive", f"{name}: {undecided}"
-        elif timeline.recovered(incident) is False and incident.incident in mixed:
+        elif timeline.continued(incident) is False and incident.incident in mixed:
             yield "inconclusive", f"{name}: no step began and committed after it and the other loss"
-        elif timeline.recovered(incident) is False and incident.is_left_out:
+        elif timeline.continued(incident) is False and incident.is_left_out:
             yield "fail", f"{name}: every step that began after it was rejected"
-        elif timeline.recovered(incident) is False:
-            yield "fail", f"{name}: no step began and committed after it{_left_out(timeline)}"
-        elif timeline.recovered(incident) is None:
+        elif timeline.continued(incident) is False:
+            yield "fail", f"{name}: {_no_step(incident)}{_left_out(timeline)}"
+        elif timeline.continued(incident) is None:
             late = "no step was left" if timeline.is_complete else "the run ended before a step could commit"
             yield "inconclusive", f"{name}: {late}, so the recovery is unknown"
         elif not incident.is_phase_order_valid:
             yield "inconclusive", f"{name}: its phases are in an impossible order in the log"
+
+
+def _no_step(incident: MeasuredIncident) -> str:
+    if incident.is_of_launcher:
+        return "no later attempt took a step, so nothing restarted the job"
+    return "no step began and committed after it"
 
 
 def _left_out(timeline: Timeline) -> str:
@@ -325,6 +341,30 @@ def _differing_replicas(timeline: Timeline) -> Iterable[tuple[Outcome, str]]:
         f"{first.tensor} of {name_ranks(first.ranks)} differs from the other replicas' since step {first.since_step}, "
         f"to the end{more}: before the fault they were bitwise equal",
     )
+
+
+def _lost_parameters(timeline: Timeline) -> Iterable[tuple[Outcome, str]]:
+    """Weights that stay NaN or infinite, of a script whose loss may hide it."""
+    found = timeline.parameters_not_finite
+    if not found:
+        return
+    first = min(found, key=lambda one: (one.since_seconds, one.rank))
+    others = name_ranks(sorted({one.rank for one in found} - {first.rank}))
+    also = f", and so do those of {others}" if others else ""
+    values = count(first.values, "value")
+    where = "parameters" if first.tensor is None else f"parameters (first seen in {first.tensor})"
+    yield (
+        "fail",
+        f"{where} of rank {first.rank} hold {values} more that {'is' if first.values == 1 else 'are'} not finite than "
+        f"before the fault, since step {first.since_step}, to the end{also}",
+    )
+
+
+def _overlapping_generations(timeline: Timeline) -> Iterable[tuple[Outcome, str]]:
+    """Ranks of an earlier attempt trained or saved alongside a later one: no checkpoint of either can be trusted."""
+    for one in timeline.overlaps:
+        if one.is_violation:
+            yield "fail", f"two generations of the job ran at once: {overlap_words(one)}"
 
 
 def _divergence(state: RunState, summary: Summary) -> Iterable[tuple[Outcome, str]]:

@@ -23,6 +23,7 @@ from harness.analysis.incident import MeasuredIncident
 from harness.analysis.narrator import Narrator
 from harness.analysis.state import RunState
 from harness.analysis.steps import step_under_way
+from harness.analysis.violations import is_judged_later
 from harness.analysis.words import count, name_seconds, one_line, speed_text, target_text
 from harness.live.lines import PlainView, recovery_sentence, rounded
 from harness.live.progress import JobProgress, RunProgress
@@ -241,6 +242,9 @@ def stage_words(incident: MeasuredIncident) -> tuple[str, str]:
     if incident.recovery_seconds is not None:
         if incident.goes_on and incident.is_in_force:
             return f"active, training continued after {name_seconds(incident.recovery_seconds)}", "yellow"
+        if is_judged_later(incident):
+            # Whether its numbers are as they must be is known at the end of the run.
+            return f"training continued after {name_seconds(incident.recovery_seconds)}", "yellow"
         recovered = f"recovered in {name_seconds(incident.recovery_seconds)}"
         ending = {"over": ", fault ended", "repairing": ", repair in progress", "rejoined": ", rejoined"}.get(stage, "")
         return recovered + ending, "green"

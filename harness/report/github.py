@@ -182,8 +182,14 @@ def _figures(summary: Summary) -> list[str]:
     rows: list[tuple[str, Any, Callable[[Any], str]]] = [
         ("steps committed", summary.steps_committed, str),
         ("throughput drop", summary.throughput_drop_ratio, wording.percent),
+        ("outage", summary.outage_seconds or None, name_seconds),
+        ("throughput drop while training again", summary.throughput_drop_while_training_ratio, wording.percent),
         ("loss vs. the fault-free baseline", summary.loss_deviation_ratio, wording.percent),
-        ("goodput", summary.goodput_ratio, wording.percent),
+        (
+            "goodput",
+            summary.goodput_ratio if wording.shows_goodput(summary.wall_clock_seconds) else None,
+            wording.percent,
+        ),
         ("time of the job", summary.wall_clock_seconds, name_seconds),
     ]
     known = [f"| {words} | {write(value)} |" for words, value, write in rows if value is not None]

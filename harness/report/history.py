@@ -83,7 +83,7 @@ def read(events: Iterable[Event]) -> History:
     )
     affected = tuple(
         ActiveFault(one.incident, one.fault, one.ranks, one.injected - begin, _until(one, end) - begin)
-        for one in times.incidents
+        for one in times.judged
         if one.injected is not None and one.verified is not None
     )
     return History(
@@ -91,7 +91,7 @@ def read(events: Iterable[Event]) -> History:
         segments=segments,
         stopped=_joined((since, until) for since, until, cause in segments if cause in _STANDSTILLS),
         affected=affected,
-        ways={one.incident: _way(one, one.goes_on, _restarted(one, times)) for one in times.incidents},
+        ways={one.incident: _way(one, one.goes_on, _restarted(one, times)) for one in times.judged},
         before=median_work_per_second(times.baseline),
         noise_ratio=throughput.measure(times).noise_ratio,
     )
@@ -148,7 +148,8 @@ def _way(incident: MeasuredIncident, goes_on: bool, restarted: float | None) -> 
         ("isolated", "in-flight step aborted by all survivors", incident.isolated),
         ("regrouped", "process groups rebuilt, state in place", incident.regrouped),
         ("restarted", "ranks restarted by the launcher", restarted),
-        ("committed", step, incident.committed),
+        # If the job trained on and did not recover, this is not a recovery.
+        ("continued" if incident.violations else "committed", step, incident.committed),
         ("restored", f"speed back to {RESTORED_RATIO:.0%} of full speed", incident.restored),
         ("repair_started", "repair started (as configured)", incident.repair_started),
         ("lifted", "fault over", incident.lifted if goes_on else None),
@@ -162,7 +163,7 @@ def _way(incident: MeasuredIncident, goes_on: bool, restarted: float | None) -> 
 
 def _parts(incident: MeasuredIncident, restarted: float | None) -> Iterable[tuple[str, str, float]]:
     """The recovery cut where something was reached; what was not, or not in order, is not cut off."""
-    if incident.struck is None or incident.committed is None:
+    if incident.struck is None or incident.committed is None or incident.violations:
         return
     reached = (
         ("detection", None if incident.gives_notice else incident.detected),

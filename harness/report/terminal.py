@@ -200,9 +200,11 @@ class _Report:
         if not wall:
             return
         self._head("Where the time went")
+        has_shares = wording.shows_goodput(wall)
         for _, words, seconds in wording.time_rows(self._summary):
-            self._row(words, f"{name_seconds(seconds):>10} {seconds / wall:>7.1%}", seconds / wall)
-        self._row("wall clock", f"{name_seconds(wall):>10} {1:>7.1%}", style="bold")
+            share = f" {seconds / wall:>7.1%}" if has_shares else ""
+            self._row(words, f"{name_seconds(seconds):>10}{share}", seconds / wall)
+        self._row("wall clock", f"{name_seconds(wall):>10}{f' {1:>7.1%}' if has_shares else ''}", style="bold")
         if rest := wording.unaccounted_seconds(self._summary):
             self._paragraph(f"{rest:+.3f} s are not accounted for.")
 

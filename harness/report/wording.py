@@ -50,7 +50,8 @@ BADPUT: Mapping[str, str] = {
     "restart": "waiting for a restart",
     "unplanned": "losses that no fault explains",
     "checkpoint": "writing checkpoints",
-    "other": "other",
+    "shutdown": "shutdown after the last step",
+    "other": "not explained by any event",
 }
 
 
@@ -87,6 +88,11 @@ def drop_rows(summary: Summary) -> Iterator[tuple[str, str]]:
     whole = summary.throughput_drop_whole_run_ratio
     if drop is not None:
         yield "throughput drop", percent(drop, 2)
+    if summary.outage_seconds:
+        yield "outage, without a committed step", name_seconds(summary.outage_seconds)
+    if (training := summary.throughput_drop_while_training_ratio) is not None:
+        yield "throughput drop while training again", percent(training, 2)
+    if drop is not None:
         yield "baseline noise", "not measurable" if noise is None else percent(noise, 2)
     if whole is not None:
         yield "drop over the whole run", percent(whole, 2)
@@ -304,8 +310,16 @@ def speeds(summary: Summary) -> tuple[str, dict[str, float]]:
     return unit, {key: speed for key, speed in known.items() if speed is not None}
 
 
+_VIOLATIONS: Mapping[str, str] = {
+    "loss_not_finite": "its loss stayed not finite",
+    "parameters_not_finite": "its parameters stayed not finite",
+    "replicas_differ": "its replicas stayed different",
+    "generations_overlap": "two generations of it trained at once",
+}
+
+
 def has_recovered(incident: IncidentSummary) -> bool | None:
-    """Whether a step that began after the fault was committed; None when the run ended too early to tell."""
+    """Whether the job recovered; None when the run ended too early to tell."""
     return True if recovery_seconds(incident) is not None else incident.recovered
 
 
@@ -313,8 +327,14 @@ def recovery_words(incident: IncidentSummary) -> str | None:
     """What to say of a fault that took effect and has no recovery time; None when there is nothing to say."""
     if not incident.verified or has_recovered(incident):
         return None
+    if incident.violations:
+        wrong = " and ".join(_VIOLATIONS.get(code, code.replace("_", " ")) for code in incident.violations)
+        after = "" if incident.continued_seconds is None else f" {name_seconds(incident.continued_seconds)} after it"
+        return f"Training continued{after}, but the job did not recover: {wrong}."
     if has_recovered(incident) is None:
         return "The run ended before it was known whether the job recovers."
+    if incident.is_of_launcher:
+        return "It did not recover: no later attempt took a step. What its ranks did without a launcher does not count."
     return "It did not recover: no valid step that began after the fault was committed."
 
 
@@ -358,6 +378,18 @@ def diagnosis_words(incident: IncidentSummary) -> str | None:
     ways = _HOW_NAMED_SEVERAL if len(ranks) > 1 else _HOW_NAMED
     how = f" ({ways.get(diagnosis.how, diagnosis.how)})" if diagnosis.how else ""
     return one_line(f"{_DIAGNOSES[score]}: {whom}{after}{how}")
+
+
+GOODPUT_FROM_SECONDS = 600.0
+"""The goodput of a job that took less time is not shown on a terminal, nor in summaries of one line.
+
+It says how much of a long training is lost. In a trial of a minute it mostly shows how long the start took.
+"""
+
+
+def shows_goodput(wall_clock_seconds: float | None) -> bool:
+    """Whether a job took long enough for its goodput to mean something."""
+    return wall_clock_seconds is not None and wall_clock_seconds >= GOODPUT_FROM_SECONDS
 
 
 def time_rows(of: Summary | IncidentSummary) -> list[tuple[str, str, float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from mecefo_runtime.system.record import Record
@@ -76,6 +76,8 @@ class StateChecksums(Record):
     """What a rank holds after `step`: of each tensor the sum of its bits, 8 hexadecimal digits, in `sums`.
 
     Their names are in `tensors`, in the same order; empty: as in the rank's record before. `loss` is the rank's own.
+    `not_finite_values` of the parameters are NaN or infinite; `not_finite` has them by tensor, for the first tensors
+    that have any. None: a version that did not look wrote the log.
     """
 
     KIND: ClassVar[str] = "state_checksums"
@@ -83,6 +85,22 @@ class StateChecksums(Record):
     sums: str = ""
     tensors: tuple[str, ...] = ()
     loss: float | None = None
+    not_finite_values: int | None = None
+    not_finite: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrphansEnded(Record):
+    """The command was over, and `chaos` ended what it had left running: of `num_processes` some were those of `ranks`.
+
+    A rank that ran in several attempts is one; `pids` are those of its processes.
+    """
+
+    KIND: ClassVar[str] = "orphans_ended"
+
+    num_processes: int = 0
+    ranks: tuple[int, ...] = ()
+    pids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import inf
 
 from harness.analysis.steps import CommittedStep, Steps
 from mecefo_runtime.system.command_records import StepsCounted
 from mecefo_runtime.system.job_records import AttemptStarted, ProcessExited, ProcessStarted
 from mecefo_runtime.system.record import Record
+from mecefo_runtime.system.run_records import Injected
 
 COMMAND_RUNTIME = "command"
 
@@ -132,6 +133,34 @@ def _has_only_loaded_nothing(counted: StepsCounted) -> bool:
     return counted.count_kept_by == "nothing_loaded" or (
         counted.count_kept_by == "optimizer" and not counted.optimizer_steps
     )
+
+
+class Starts:
+    """The starts of the attempts of a job; `main` holds its records by time."""
+
+    def __init__(self, main: Iterable[Record]) -> None:
+        starts = [(one.monotonic_seconds, one.attempt_number) for one in main if isinstance(one, AttemptStarted)]
+        self._times = [at for at, _ in starts]
+        self._numbers = list(accumulate((number for _, number in starts), max))
+
+    def recovery_from(self, injected: Injected) -> tuple[float, int]:
+        """When at the earliest a step is committed that shows that the job is past a fault, and its least attempt.
+
+        Of most faults it is any step after them. Without its launcher or its store a job is back when a later attempt
+        trains: ranks that train on are orphans.
+        """
+        if not is_of_launcher(injected):
+            return -inf, 0
+        index = bisect_right(self._times, injected.monotonic_seconds)
+        number = self._numbers[index - 1] if index else 0
+        following = bisect_right(self._numbers, number)
+        return (self._times[following] if following < len(self._times) else inf), number + 1
+
+
+def is_of_launcher(injected: Injected) -> bool:
+    """Whether a fault took the launcher or the store of a command away, and no rank: its ranks may train on."""
+    target = str(injected.target)
+    return injected.is_loss and not injected.ranks and ("role=launcher" in target or "role=store" in target)
 
 
 def attempt_at(attempts: Sequence[Attempt], seconds: float | None) -> int | None:

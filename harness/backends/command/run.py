@@ -381,8 +381,9 @@ class CommandRun(EndingJob, ABC):
             self._log_steps.close()
         await self._until_gone(FAREWELL_SECONDS)
         if not self._is_stopping and (left := self._kill_own()):
-            message = f"the command is over: {count(left, 'process')} that it left running ended by chaos"
-            self._emitter.emit("warning", message=message)
+            ranks = sorted({self._told[one][0] for one in left if one in self._told})
+            pids = sorted(one.pid for one in left)
+            self._emitter.emit("orphans_ended", num_processes=len(left), ranks=ranks, pids=pids)
         await self._control.drained(FAREWELL_SECONDS)
         if self._outcome.done():
             return
@@ -509,12 +510,12 @@ class CommandRun(EndingJob, ABC):
         known = {owned.process: owned for owned in self._ranks.values()}
         return tuple(known.get(process, OwnedProcess("launcher", process)) for process in self._own_processes())
 
-    def _kill_own(self) -> int:
-        """SIGKILL to all that carries our mark; returns how many there were."""
+    def _kill_own(self) -> list[ProcessId]:
+        """SIGKILL to all that carries our mark; returns what there was."""
         left = self._own_processes()
         for process in left:
             process.signal(signal.SIGKILL)
-        return len(left)
+        return left
 
     async def _until_gone(self, timeout_seconds: float) -> None:
         deadline = asyncio.get_running_loop().time() + timeout_seconds

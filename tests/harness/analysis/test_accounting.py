@@ -25,7 +25,7 @@ def badput(events: list[Event]) -> dict[str, float]:
     return {cause: seconds for cause, seconds in books(events).badput_seconds.items() if seconds > 1e-9}
 
 
-QUIET = {"startup": synthetic.STARTUP_SECONDS, "other": synthetic.TEARDOWN_SECONDS}
+QUIET = {"startup": synthetic.STARTUP_SECONDS, "shutdown": synthetic.TEARDOWN_SECONDS}
 
 
 def test_a_run_without_faults_loses_its_start_and_its_end():

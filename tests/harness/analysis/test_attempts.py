@@ -343,3 +343,62 @@ def test_compilation_belongs_to_the_start_and_not_to_training():
     assert badput["restart"] == pytest.approx(RESTART + 30.0)
     assert summary["productive_seconds"] == pytest.approx((LAST - 3) * STEP)
     assert summary["productive_seconds"] + sum(badput.values()) == pytest.approx(summary["wall_clock_seconds"])
+
+
+def waited(*, survivor_ended, attempts=1, ends="completed"):
+    """Rank 1 is lost in step 13; rank 0 waits for it so long, and `attempts` more are started, of which the last steps.
+
+    Each of the dead ones ends after a second.
+    """
+    log = Log()
+    log.at += STARTUP
+    log.attempt(1)
+    log.steps(1, 1, KILLED - 1, samples=64)
+    log.kill(1)
+    log.events[-3].fields["exited_rank"] = 1
+    log.at += survivor_ended
+    log.tell("process_exited", role="rank", exited_pid=10, exited_rank=0, exit=1, rank_attempt=1)
+    for number in range(2, 2 + attempts):
+        log.at += RESTART
+        log.attempt(number)
+        if number == 1 + attempts and ends == "completed":
+            log.steps(number, KILLED, LAST, samples=64)
+        else:
+            log.at += 1.0
+            log.tell("process_exited", role="rank", exited_pid=10 * number, exited_rank=0, exit=1, rank_attempt=number)
+    if ends == "failed":
+        log.tell("job_failed", reason="the command ended with exit code 1")
+    log.at += 0.5
+    return summarized(log.end(ends))
+
+
+def test_waiting_for_a_lost_rank_is_detection_and_no_recomputed_work():
+    found = waited(survivor_ended=14.0)
+    badput = found["badput_seconds"]
+    assert (found["steps_lost"], badput["detection"]) == (0, pytest.approx(14.0))
+    # Of the step in flight only what was done when the rank was lost.
+    assert badput["repeated_work"] == pytest.approx(STEP / 2)
+    assert badput["restart"] == pytest.approx(RESTART)
+    assert (badput["shutdown"], badput["other"]) == (pytest.approx(0.5), pytest.approx(0.0))
+    assert found["productive_seconds"] + sum(badput.values()) == pytest.approx(found["wall_clock_seconds"])
+
+
+@pytest.mark.parametrize("ends", ["completed", "failed"])
+def test_restarts_that_died_are_restarts(ends):
+    found = waited(survivor_ended=1.0, attempts=4, ends=ends)
+    badput = found["badput_seconds"]
+    dead = 4 if ends == "failed" else 3
+    assert badput["detection"] == pytest.approx(1.0)
+    waiting = 4 * RESTART + dead * 1.0
+    # The last one that died was followed by none.
+    assert badput["restart"] + badput["shutdown"] == pytest.approx(waiting + 0.5)
+    assert badput["restart"] >= waiting - 1.0
+    assert found["productive_seconds"] + sum(badput.values()) == pytest.approx(found["wall_clock_seconds"])
+
+
+def test_a_job_that_nobody_restarts_has_detected_it_when_another_rank_ends():
+    found = waited(survivor_ended=2.0, attempts=0, ends="failed")
+    badput = found["badput_seconds"]
+    assert badput["detection"] == pytest.approx(2.0)
+    assert badput["shutdown"] == pytest.approx(0.5)
+    assert found["incidents"][0]["recovered"] is False

@@ -7,9 +7,9 @@ from harness.analysis.integrity import (
     count_samples_lost,
     count_steps_lost,
     dilation_overrun_ratio,
-    find_diverged_units,
 )
 from harness.analysis.state import build, state_of
+from harness.analysis.violations import find_diverged_units
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.job_records import RankFinished
 from tests.harness.summaries import summarized

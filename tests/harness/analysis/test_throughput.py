@@ -11,6 +11,7 @@ from harness.judging.caveats import caveats
 from harness.judging.summarize import summarize
 from mecefo_runtime.system.events import Event
 from tests.harness import synthetic
+from tests.harness.analysis.test_attempts import RESTART, STEP, restarted
 from tests.harness.synthetic import TOKENS_PER_STEP, Fault, run
 
 pytestmark = pytest.mark.unit
@@ -169,3 +170,29 @@ def test_a_run_that_was_stopped_before_a_step_under_the_fault_has_no_drop():
     verified = next(event.monotonic_seconds for event in events if event.kind == "verified")
     found = figures([event for event in events if event.monotonic_seconds <= max(injected, verified) + 0.01])
     assert found.before is not None and found.during is None and found.drop_ratio is None
+
+
+def test_the_outage_stands_beside_the_drop_and_the_speed_of_the_steps_after_it():
+    found = figures(run(step_seconds=0.02, degraded_step_seconds=0.025))
+    # From the injection to the first commit of fewer ranks.
+    assert found.outage_seconds == pytest.approx(STALL_SECONDS + 0.025)
+    assert found.while_training_drop_ratio == pytest.approx(1 - 0.02 / 0.025)
+
+
+def test_a_restart_has_a_drop_of_all_and_trains_again_as_fast_as_before():
+    found = figures(restarted(samples=64))
+    assert (found.drop_ratio, found.outage_seconds) == (pytest.approx(1.0), pytest.approx(RESTART + STEP))
+    assert found.while_training_drop_ratio == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_fault_that_slows_steps_is_no_outage():
+    slow = Fault(kind="slow-rank", repair_steps=None, lasts_steps=10)
+    found = figures(run(faults=(slow,)))
+    assert found.outage_seconds == 0.0
+    assert found.drop_ratio is not None and found.drop_ratio > 0.0
+
+
+def test_without_a_fault_or_a_step_after_it_neither_is_known():
+    quiet, died = figures(run(faults=())), figures(run(faults=(Fault(recovers=False),), job_fails=True))
+    assert (quiet.outage_seconds, quiet.while_training_drop_ratio) == (None, None)
+    assert died.while_training_drop_ratio is None and died.outage_seconds is not None
