@@ -204,7 +204,8 @@ def test_a_rank_whose_leader_is_gone_is_seen_to_train_by_what_it_holds():
 
 def test_an_ordinary_restart_has_no_overlap():
     log = Generations(target="rank=1", ranks=[1])
-    log.ended(1, exit_code=-9)
+    log.ended(1, exit_code=-9, ranks=[1])
+    log.ended(1, exit_code=-15, ranks=[0])
     log.at = log.restarted_at
     log.start(2)
     for step in range(11, 60):
