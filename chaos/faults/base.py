@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, runtime_c
 
 from pydantic import BaseModel, ConfigDict
 
-from chaos.faults.endings import Endings
+from chaos.faults.endings import Endings, Recognised
 from chaos.faults.watch import Watch
 from chaos.host.undo_record import UndoRecord
 from chaos.spec.target import ResolvedTarget, Scope
@@ -380,7 +380,7 @@ class Fault(ABC, Generic[ParametersT]):
             chaos.errors.EffectNotSeen: it was not, within the time.
         """
 
-    def recognises(self, act: Act, context: FaultContext, endings: Endings) -> dict[str, Any] | None:
+    def recognises(self, act: Act, context: FaultContext, endings: Endings) -> Recognised | None:
         """Evidence that what ended ranks was this fault, where `verify` has seen no effect; None: it names another.
 
         Asked when the job, or a rank that the effect was to be seen in, is gone before that came to pass.

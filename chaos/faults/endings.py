@@ -19,6 +19,14 @@ TIMEOUT = "collective_timeout"
 
 
 @dataclass(frozen=True, slots=True)
+class Recognised:
+    """`evidence` that a fault ended ranks, and when its effect came (CLOCK_MONOTONIC, seconds)."""
+
+    evidence: dict[str, Any]
+    at_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Endings:
     """What ranks of an external job told of their ends, by time: only what came after the fault was applied."""
 

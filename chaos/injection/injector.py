@@ -17,7 +17,7 @@ from typing import Any
 
 from chaos.errors import ChaosError, EffectNotSeen, HealError, InjectionError
 from chaos.faults.base import Act, Emit, Fault, FaultContext
-from chaos.faults.endings import Endings
+from chaos.faults.endings import Endings, Recognised
 from chaos.in_process.protocol import AgentSession, At, FromAgent, Hold, Holds, Place, Release, SnapshotsOf
 from chaos.injection.agent_sessions import AgentSessions
 from chaos.injection.armed import Armed, last_of
@@ -323,14 +323,15 @@ class Injector:
             lifetime.cancel()
 
     async def _verify(self, armed: Armed, act: Act, step: int, began: float) -> None:
+        more: dict[str, Any] = {}
         try:
             evidence = await self._seen(armed.fault, act)
         except EffectNotSeen:
             recognised = await self._recognised(armed.fault, act, began)
             if recognised is None:
                 raise
-            evidence = recognised
-        self._emit("verified", step=step, incident=armed.incident.incident, evidence=evidence)
+            evidence, more = recognised.evidence, {"took_effect_monotonic": recognised.at_seconds}
+        self._emit("verified", step=step, incident=armed.incident.incident, evidence=evidence, **more)
 
     async def _seen(self, fault: Fault[Any], act: Act) -> dict[str, Any]:
         verification = asyncio.create_task(fault.verify(act, self._context, fault.verify_timeout_seconds))
@@ -349,17 +350,17 @@ class Injector:
             with suppress(asyncio.CancelledError, ChaosError):
                 await verification
 
-    async def _recognised(self, fault: Fault[Any], act: Act, began: float) -> dict[str, Any] | None:
+    async def _recognised(self, fault: Fault[Any], act: Act, began: float) -> Recognised | None:
         """The fault's own evidence that it ended ranks before its effect could be verified; None: it did not."""
         endings = Endings.since(began, self._context.watch.endings)
-        evidence = fault.recognises(act, self._context, endings)
-        if evidence is None and fault.shows_when_released and not self._over.is_set():
+        found = fault.recognises(act, self._context, endings)
+        if found is None and fault.shows_when_released and not self._over.is_set():
             # Who waited for a rank that is gone may still have to say so. Nobody is held meanwhile.
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._over.wait(), LAST_WORDS_SECONDS)
             endings = Endings.since(began, self._context.watch.endings)
-            evidence = fault.recognises(act, self._context, endings)
-        return evidence
+            found = fault.recognises(act, self._context, endings)
+        return found
 
     async def _lifetime(self, incident: Incident, fault: Fault[Any], step: int) -> None:
         """Until the fault is to end: at once where it has no lifetime, at the latest with the job."""

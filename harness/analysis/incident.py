@@ -59,10 +59,11 @@ class MeasuredIncident:
     `restored` is when throughput was back (see `RESTORED_RATIO`). `missing` are the ranks that the job gave up for it
     and that are in none of its memberships since. `restore` says where the state came from with which it continued, of
     several regroups that which went back the furthest. `outlasted` is how long it was to be active, where it was for
-    longer, until its effect was seen. Of one that `is_latent` `read` is when ranks were lost that had to read what it
-    damaged, and all that follows is told of that; `undecided` says why it is not known whether the job recovers.
-    `violations` are codes of what the job does wrong up to the end of the run and this incident answers for (see
-    `harness.analysis.violations`): with one of them training continued, and the job has not recovered.
+    longer, until its effect was seen. `took_effect` is when the effect came, where that was later than the injection:
+    of one that `is_latent`, when ranks were lost that had to read what it damaged. `undecided` says why it is not known
+    whether the job recovers. `violations` are codes of what the job does wrong up to the end of the run and this
+    incident answers for (see `harness.analysis.violations`): with one of them training continued, and the job has not
+    recovered.
 
     `lifted` is when the fault ended. With a repair: when that began. Of one that lost nobody: when it was undone, or,
     over in an instant, when the ranks that the job gave up for it were back. Of the coordinator: when it was back. Of a
@@ -109,7 +110,7 @@ class MeasuredIncident:
     is_left_out: bool = False
     restore: StateRestore | None = None
     outlasted: str | None = None
-    read: float | None = None
+    took_effect: float | None = None
     undecided: Undecided | None = None
     violations: tuple[str, ...] = ()
 
@@ -137,10 +138,10 @@ class MeasuredIncident:
     def struck(self) -> float | None:
         """When it was in the way of training: as it was injected, but of a notice when the ranks left or were lost.
 
-        Of what is stored and damaged, when ranks were lost that had to read it.
+        Where its effect came later, then: of what is stored and damaged, when ranks were lost that had to read it.
         """
-        if self.is_latent:
-            return self.read
+        if self.is_latent or self.took_effect is not None:
+            return self.took_effect
         return self.detected if self.gives_notice else self.injected
 
     @property
@@ -318,6 +319,7 @@ def _known(incident: int, plan: PlannedIncident | None, firsts: Mapping[type[Rec
         "evidence": verified.evidence if isinstance(verified, Verified) else None,
         "reason": unverified.reason if isinstance(unverified, Unverified) else None,
         "is_unverified": unverified is not None,
+        "took_effect": verified.took_effect_monotonic if isinstance(verified, Verified) else None,
         "undone": _at(firsts, Undone),
         "outlasted": outlasted.planned if isinstance(outlasted := firsts.get(Outlasted), Outlasted) else None,
         "held": _at(firsts, Held),

@@ -58,6 +58,8 @@ def settle(
             found.append(_of_latent(incident, facts))
         elif incident.asks_to_leave and is_command and (left := facts.departure(incident.injected)) is not None:
             found.append(incident if is_whole() else _left_open(incident, left))
+        elif incident.took_effect is not None:
+            found.append(_taking_effect(incident, incident.took_effect, facts))
         else:
             found.append(incident)
     return tuple(found)
@@ -240,19 +242,22 @@ def _of_latent(incident: MeasuredIncident, facts: _Facts) -> MeasuredIncident:
     if cause is not None:
         return replace(
             incident,
-            read=cause.injected,
+            took_effect=cause.injected,
             committed=cause.committed,
             committed_step=cause.committed_step,
             committed_epoch=cause.committed_epoch,
             progressed=cause.progressed,
             restored=cause.restored,
         )
-    following, progress = (
-        next(showing_recovery(some, restart.at_seconds), None) for some in (facts.steps.every, facts.steps.first)
-    )
+    return _taking_effect(incident, restart.at_seconds, facts)
+
+
+def _taking_effect(incident: MeasuredIncident, since: float, facts: _Facts) -> MeasuredIncident:
+    """The same, but that what follows is told from `since` on: steps before that show no recovery."""
+    following, progress = (next(showing_recovery(some, since), None) for some in (facts.steps.every, facts.steps.first))
     return replace(
         incident,
-        read=restart.at_seconds,
+        took_effect=since,
         committed=None if following is None else following.committed_seconds,
         committed_step=None if following is None else following.step,
         committed_epoch=None if following is None else following.epoch,

@@ -125,11 +125,12 @@ class Injected(OfIncident):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified(OfIncident):
-    """The effect of a fault was seen."""
+    """The effect of a fault was seen; `took_effect_monotonic` is when it came, where a rank ended of it later."""
 
     KIND: ClassVar[str] = "verified"
 
     evidence: Any = None
+    took_effect_monotonic: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from chaos.errors import EffectNotSeen, HealError, UsageError, nearest, shown
 from chaos.faults._records import ProcessesRecord
 from chaos.faults.base import Act, FaultContext, NoParameters, OwnedProcess, ParametersT
-from chaos.faults.endings import Endings, raised_to_dict
+from chaos.faults.endings import Endings, Recognised, raised_to_dict
 from chaos.faults.process._processes import ProcessFault, ending, see_exits
 from chaos.host.process_table import disposition
 from chaos.host.run_files import JOB_LOG, LOGS_FOLDER, job_log_of
@@ -246,19 +246,20 @@ class Raise(_Crash[RaiseParameters]):
             "handled_ranks": sorted(handled),
         }
 
-    def recognises(self, act: Act, context: FaultContext, endings: Endings) -> dict[str, Any] | None:
+    def recognises(self, act: Act, context: FaultContext, endings: Endings) -> Recognised | None:
         """That it was raised, as each rank told at that moment: who takes long to go may be ended by its launcher."""
         raised = {one.rank: one for one in endings.raised if one.is_injected and self._is_made(one)}
         if not act.ranks or not set(act.ranks) <= raised.keys():
             return None
         ends = {rank: endings.end_of(rank) for rank in act.ranks}
         names = ", ".join(f"rank {rank}, {_ended(one)}" for rank, one in ends.items())
-        return {
+        evidence = {
             "summary": f"{self._what()} raised on the training thread: {names}",
             "seen_in": "the training thread",
             "raised": [raised_to_dict(raised[rank]) for rank in act.ranks],
             "exits": {str(rank): None if one is None else one.exit for rank, one in ends.items()},
         }
+        return Recognised(evidence, min(raised[rank].monotonic_seconds for rank in act.ranks))
 
     def _is_made(self, raised: RankRaised) -> bool:
         is_class = raised.exception.rpartition(".")[2] == self.parameters.exception.rpartition(".")[2]

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from chaos.errors import EffectNotSeen, UsageError
 from chaos.faults.base import Act, Fault, FaultContext, Fidelity
-from chaos.faults.endings import Endings, raised_to_dict
+from chaos.faults.endings import Endings, Recognised, raised_to_dict
 from chaos.faults.watch import from_commit_to_commit
 from chaos.host.undo_record import UndoRecord
 from chaos.spec.quantities import SecondsFromZeroText, SecondsText
@@ -137,7 +137,7 @@ class _Delay(Fault[DelayParameters]):
             )
         return self._evidence(sleeps, slow, before)
 
-    def recognises(self, act: Act, context: FaultContext, endings: Endings) -> dict[str, Any] | None:
+    def recognises(self, act: Act, context: FaultContext, endings: Endings) -> Recognised | None:
         """That another rank timed out waiting for one that slept: it may be the one that is ended for that."""
         for rank, asleep in sorted(self._asleep.items()):
             since, asked = float(asleep["since_monotonic"]), float(asleep["asked_seconds"])
@@ -146,13 +146,14 @@ class _Delay(Fault[DelayParameters]):
                 continue
             after, ended = waiter.monotonic_seconds - since, endings.end_of(rank)
             how = "" if ended is None else f"; rank {rank} was ended {ended.monotonic_seconds - since:.3g} s into it"
-            return {
+            evidence = {
                 "summary": f"rank {rank} slept {asked:.3g} s before {self.phase} of step {asleep['asleep_in']}, and "
                 f"rank {waiter.rank} timed out waiting for it after {after:.3g} s ({waiter.exception}){how}",
                 "phase": self.phase,
                 "asleep": {str(one): dict(sleep) for one, sleep in self._asleep.items()},
                 "timed_out": raised_to_dict(waiter),
             }
+            return Recognised(evidence, since)
         return None
 
     async def lift(self, act: Act, context: FaultContext) -> None:

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from chaos.errors import EffectNotSeen, HealError, InjectionError, TargetNotFound, UsageError, setting
 from chaos.faults.base import Act, Fault, FaultContext, Fidelity, RunContext
-from chaos.faults.endings import Endings, messages_of, raised_to_dict
+from chaos.faults.endings import Endings, Recognised, messages_of, raised_to_dict
 from chaos.host import small_disk
 from chaos.host.own_folder import opened, parent_of, status_in
 from chaos.host.undo_record import UndoRecord
@@ -191,7 +191,7 @@ class FillDisk(Fault[FillParameters]):
             "step_committed_after": step,
         }
 
-    def recognises(self, act: Act, context: FaultContext, endings: Endings) -> dict[str, Any] | None:
+    def recognises(self, act: Act, context: FaultContext, endings: Endings) -> Recognised | None:
         """That a rank ended of the full disk: of ENOSPC, or of torch's writer while a byte more is refused."""
         folder = Path(FullDiskRecord.from_json(act.undo_record).ballast).parent
         raised = next((one for one in endings.raised if self._names_disk(one, folder)), None)
@@ -199,18 +199,20 @@ class FillDisk(Fault[FillParameters]):
         ended = None if unsaved is None or unsaved.rank is None else endings.end_of(unsaved.rank)
         if raised is not None:
             of = "" if not raised.step else f" of step {raised.step}"
-            return {
+            evidence: dict[str, Any] = {
                 "summary": f"disk full: rank {raised.rank} ended of {raised.exception}: {raised.message}{of}",
                 "raised": raised_to_dict(raised),
             }
+            return Recognised(evidence, raised.monotonic_seconds)
         if unsaved is None or ended is None or ended.exit == 0:
             return None
-        return {
+        evidence = {
             "summary": f"disk full: the checkpoint of step {unsaved.step} failed on rank {unsaved.rank} "
             f"({unsaved.reason}), which ended",
             "checkpoint_failed": {"step": unsaved.step, "rank": unsaved.rank, "reason": unsaved.reason},
             "exit": ended.exit,
         }
+        return Recognised(evidence, unsaved.monotonic_seconds)
 
     def _names_disk(self, raised: RankRaised, folder: Path) -> bool:
         if raised.is_injected:

@@ -55,9 +55,12 @@ def context_of(*events, **more):
 
 def recognised(fault, *events, act=ACT, since=10.0):
     context = context_of(*events)
-    evidence = fault.recognises(act, context, Endings.since(since, context.watch.endings))
-    assert evidence is None or json.loads(json.dumps(evidence)) == evidence
-    return evidence
+    return evidence_of(fault.recognises(act, context, Endings.since(since, context.watch.endings)))
+
+
+def evidence_of(found):
+    """The evidence, as it is in the log, and when the effect came."""
+    return None if found is None else json.loads(json.dumps({**found.evidence, "at": found.at_seconds}))
 
 
 def test_only_what_came_after_the_fault_counts():
@@ -131,7 +134,7 @@ def slow(*events, asleep=True, asked=8.0):
             await fault.verify(act, context, 1.0)
 
     asyncio.run(play())
-    return fault.recognises(act, context, Endings.since(10.0, context.watch.endings))
+    return evidence_of(fault.recognises(act, context, Endings.since(10.0, context.watch.endings)))
 
 
 def test_who_timed_out_waiting_for_the_slow_save_verifies_it():
@@ -140,6 +143,7 @@ def test_who_timed_out_waiting_for_the_slow_save_verifies_it():
         "rank 1 slept 8 s before checkpoint of step 20, and rank 0 timed out waiting for it after 4 s (RuntimeError); "
         "rank 1 was ended 4.3 s into it"
     )
+    assert evidence["at"] == 10.5, "when it fell asleep"
     assert evidence["timed_out"]["rank"] == 0 and evidence["asleep"]["1"]["asleep_in"] == 20
 
 

@@ -10,6 +10,7 @@ import pytest
 import chaos.injection.injector
 from chaos.errors import EffectNotSeen, EnvironmentFailure, HealError, TargetNotFound
 from chaos.faults.base import Act, Fault, FaultContext, OwnedProcess
+from chaos.faults.endings import Recognised
 from chaos.faults.watch import Watch
 from chaos.in_process.protocol import AgentSession, At, Holds, Release, SnapshotsOf
 from chaos.injection.agent_sessions import AgentSessions
@@ -506,7 +507,7 @@ def test_what_ended_the_job_verifies_the_fault_that_it_names(tmp_path, is_named,
     stage = Stage(tmp_path, failing="verify", error=EffectNotSeen("the rank is gone"), lasting=True)
 
     def recognises(self, act, context, endings):
-        return {"summary": "it died of it"} if is_named and endings.end_of(2) is not None else None
+        return Recognised({"summary": "it died of it"}, 7.0) if is_named and endings.end_of(2) is not None else None
 
     stage.injector._faults["note-acts"].recognises = recognises
 
@@ -515,6 +516,7 @@ def test_what_ended_the_job_verifies_the_fault_that_it_names(tmp_path, is_named,
     assert outcome in told and len({"verified", "unverified"} & told.keys()) == 1
     if is_named:
         assert told["verified"]["evidence"] == {"summary": "it died of it"}
+        assert told["verified"]["took_effect_monotonic"] == 7.0
     assert "undone" in stage.trace
 
 

@@ -261,3 +261,20 @@ def test_a_job_of_ours_says_what_it_read(told, is_read):
     damage = summary["incidents"][0]
     assert damage["recovered"] is (True if is_read else None)
     assert any(UNREAD in reason for reason in summary["reasons"]) is not is_read
+
+
+def test_an_effect_that_came_later_is_what_the_job_recovers_from():
+    """A slow save of step 30, injected in step 25, of which the ranks died."""
+    log = Log(("slow-checkpoint", "rank=0"))
+    log.attempt(1, 1, 24)
+    log.tell("injected", step=25, incident=0, fault="slow-checkpoint", ranks=[0], goes_on=True)
+    log.steps(1, 25, 30)
+    asleep = log.at
+    log.at += 4.0
+    log.leave(1, (1, 1))
+    log.tell("verified", step=25, incident=0, evidence={"summary": "died of it"}, took_effect_monotonic=asleep)
+    log.attempt(2, 21, 60)
+    log.leave(2)
+    (incident,) = summarized(log.end())["incidents"]
+    assert incident["recovered"] is True
+    assert incident["recovery_seconds"] == pytest.approx(4.0 + RESTART + STEP)
