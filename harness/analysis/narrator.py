@@ -140,6 +140,8 @@ class Narrator:
         target = target_text(injected.fields.get("target"))
         # Some are killed from outside, some end of what happens in them: the fault's name says how.
         how = "killed" if str(injected.fields.get("fault")).startswith("kill-") else "ended"
+        if _is_of_ranks_only(fields.get("evidence")):
+            return f"verified: {whom} of {target} {how}; the launcher serves other nodes too and was left running"
         return (
             f"verified: {target} {how}, process exit of {whom} confirmed"
             if whom
@@ -335,6 +337,10 @@ class Narrator:
 
     def _tell_warning(self, event: Event, fields: Mapping[str, Any]) -> str:
         return f"warning: {_GLOO_NOISE.sub('', str(fields.get('message')))}"
+
+
+def _is_of_ranks_only(evidence: object) -> bool:
+    return isinstance(evidence, Mapping) and bool(evidence.get("ranks_only"))
 
 
 def _whom(fields: Mapping[str, Any]) -> str:

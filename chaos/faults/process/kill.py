@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidat
 
 from chaos.errors import EffectNotSeen, UsageError, nearest, shown
 from chaos.faults._records import ProcessesRecord
-from chaos.faults.base import Act, FaultContext, NoParameters, OwnedProcess
+from chaos.faults.base import Act, FaultContext, LauncherHost, NoParameters, OwnedProcess
 from chaos.faults.process._processes import Exits, ProcessFault, ending, see_exits, send, starters_first
 from chaos.host.process_table import disposition, exited
 from chaos.spec.quantities import SecondsText
@@ -239,7 +239,9 @@ class KillNode(_Kill[GraceParameters]):
     async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
         """Wait for the exit of each process, and look it up in the process table; with a grace, after it."""
         if self.parameters.grace is None:
-            return {**await self._gone(act, context, timeout_seconds, "SIGKILL", 0.0), "signal": "SIGKILL"}
+            evidence = await self._gone(act, context, timeout_seconds, "SIGKILL", 0.0)
+            self._see_nobody_back(act, context)
+            return {**evidence, "signal": "SIGKILL"}
         patience_seconds = self.parameters.grace + timeout_seconds
         sent = f"SIGTERM, and SIGKILL after a grace of {self.parameters.grace:g} s"
         evidence = await self._gone(act, context, patience_seconds, sent, ENDING_SECONDS)
@@ -257,6 +259,16 @@ class KillNode(_Kill[GraceParameters]):
             "went_by_themselves": [owned.process.pid for owned in went],
             "had_to_be_killed": [owned.process.pid for owned in killed],
         }
+
+    def _see_nobody_back(self, act: Act, context: FaultContext) -> None:
+        """A launcher may have started a rank again in the moment before it was killed: that one lives on."""
+        host, gone = context.processes, {owned.process for owned in act.processes}
+        if not isinstance(host, LauncherHost):
+            return
+        for owned in host.rank_processes(act.ranks):
+            is_new = owned.process not in gone and owned.process.is_running()
+            if is_new and owned.rank is not None and host.launcher_of(owned.rank) in gone:
+                raise EffectNotSeen(f"{owned} was started again by the launcher of its node before that was killed")
 
     async def lift(self, act: Act, context: FaultContext) -> None:
         """Wait for nobody any longer."""

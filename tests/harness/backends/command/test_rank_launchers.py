@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from chaos.errors import EffectNotSeen
 from chaos.experiment.command_job import CommandConfig
 from chaos.faults.base import FaultContext
 from chaos.faults.process.kill import KillNode
@@ -214,3 +215,20 @@ def test_a_node_that_is_killed_is_verified_by_the_end_of_its_launcher_too():
         }
         assert "ranks_only" not in evidence
         assert ProcessId.of(found["command"]).is_running(), "the shell around it stays"
+
+
+def test_a_rank_that_the_launcher_started_once_more_is_no_lost_node():
+    """In the moment before the launcher was killed itself."""
+    with family(*launched("0", "7"), num_lines=3) as (run_id, found):
+
+        async def play():
+            job = await job_of(run_id, {0: (0, found["rank 0"])}, nodes=1)
+            context = FaultContext(processes=job, inside=None, watch=Watch(), run_folder=None)
+            fault = KillNode(KillNode.Parameters())
+            act = fault.prepare(ResolvedTarget(ranks=(0,), nodes=(0,)), context)
+            job.on_agent({"rank": 0, "node": 0, "attempt": 2, "world_size": 1}, ProcessId.of(found["rank 7"]))
+            await fault.apply(act, context)
+            with pytest.raises(EffectNotSeen, match="started again by the launcher of its node"):
+                await fault.verify(act, context, 30.0)
+
+        asyncio.run(play())
