@@ -232,6 +232,8 @@ class CommandRun(EndingJob, ABC):
         if launch.attempt is not None:
             self._tell_launch(launch, launch.attempt)
         self._follow_exit(OwnedProcess("rank", process, rank=launch.rank, node=launch.node))
+        # It goes on when this returns, and may be over in a moment: by then its end has to be waited for.
+        await asyncio.sleep(0)
 
     def _tell_launch(self, launch: Launch, attempt: int) -> None:
         """It is a rank of that attempt."""

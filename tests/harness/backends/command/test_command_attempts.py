@@ -60,7 +60,9 @@ class Ranks:
     async def end(self) -> None:
         for child in self._children:
             child.stdin.close()
-            await self.ended(ProcessId.of(child.pid)) if child.poll() is None else None
+            # Its parent asks after it when the run has seen its end.
+            if (task := self.run._exits.get(child.pid)) is not None:
+                await asyncio.wait({task})
             child.wait()
 
     def of(self, kind, *names):
