@@ -72,6 +72,9 @@ class Narrator:
         self._finished_pids: set[int] = set()
         # Jobs that are commands, whose ranks have several attempts.
         self._commands: set[str] = set()
+        # The newest attempt of each, and those in which a later one began without the number of its first step.
+        self._attempts: dict[str, int] = {}
+        self._not_counted: set[str] = set()
 
     def tell(self, event: Event) -> str | None:
         """What happened, in one sentence without its time and step; None when it is no key event."""
@@ -300,7 +303,12 @@ class Narrator:
 
     def _tell_attempt_started(self, event: Event, fields: Mapping[str, Any]) -> str:
         ranks, number = count(fields.get("world_size") or 0, "rank"), fields.get("attempt_number")
+        self._attempts[event.job] = int(number or 1)
         return f"{ranks} found" if number == 1 else f"the launcher restarted the job: attempt {number}, {ranks}"
+
+    def _tell_steps_counted(self, event: Event, fields: Mapping[str, Any]) -> None:
+        if self._attempts.get(event.job, 1) > 1 and fields.get("count_kept_by") == "nobody":
+            self._not_counted.add(event.job)
 
     def _tell_job_failed(self, event: Event, fields: Mapping[str, Any]) -> str:
         self._ending.add(event.job)
@@ -311,6 +319,8 @@ class Narrator:
         if event.job == MAIN_JOB:
             # The baseline may now be ended and begun again.
             self._ending.add(TWIN_JOB)
+        if event.job in self._not_counted:
+            return f"job {fields.get('outcome')}; how many steps are committed is not known"
         return f"job {fields.get('outcome')} with {count(fields.get('steps_committed') or 0, 'step')} committed"
 
     def _tell_halted(self, event: Event, fields: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from tests.integration.runs import run_chaos
 pytestmark = pytest.mark.external
 
 HERE = Path(__file__).parent
+RESUMING = str(HERE.parent / "external/scripts/resuming.py")
 LOADING = (sys.executable, str(HERE / "loading.py"))
 TWO_RANKS = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
@@ -43,6 +44,24 @@ def test_the_fault_free_baseline_begins_where_the_job_did_after_a_reset(tmp_path
     assert run.summary["slowdown_ratio"] > -1
     assert [gate["passed"] for gate in run.summary["gates"]] == [True] * 3
     assert [event.job for event in run.events if event.kind == "job_reset"] == ["main", "twin"]
+
+
+def test_a_job_that_resumes_without_its_optimizer_is_counted_on_and_its_kept_losses_are_compared(tmp_path):
+    """SGD, whose momentum is forgotten: the loss of the steps that are done again is not that of the first time."""
+    command = ("sh", "-c", 'for i in 1 2; do "$@" && exit 0; done; exit 1', "sh", sys.executable, RESUMING, "sgd", "10")
+    options = ("--at", "step=10", "--baseline-run", "--reset", "rm -f state.pt", "--gate", "steps_lost <= 1")
+    gates = ("--gate", "loss_curve_max_deviation <= 1%")
+    run = run_chaos(tmp_path, "kill-process", *options, *gates, command=command)
+    # Saved after step 8: 9 is done again, and 10 is the first that had not been.
+    known = {key: run.summary[key] for key in ("steps_committed", "steps_lost", "steps_repeated", "attempts")}
+    assert known == {"steps_committed": 10, "steps_lost": 1, "steps_repeated": 1, "attempts": 2}
+    assert run.summary["incidents"][0]["recovery_step"] == 9
+    assert [gate["passed"] for gate in run.summary["gates"]] == [True, False, True], run.summary["gates"]
+    assert run.exit_code == 1
+    assert any("continued without the state of its optimizer" in caveat for caveat in run.summary["caveats"])
+    # Step 9 itself had the same parameters; what it made of them is another state.
+    losses = [(event.step, event.fields["loss"]) for event in run.of("step_committed") if event.job == "main"]
+    assert losses[8] == losses[9] and [step for step, _ in losses] == [*range(1, 10), 9, 10]
 
 
 def test_without_a_reset_the_fault_free_baseline_has_nothing_left_to_do_and_that_is_said(tmp_path):

@@ -145,6 +145,15 @@ class TestProcessExits:
         assert narrator.tell(self.exited) is None, "announced as the fault's"
         assert narrator.tell(event("process_exited", role="rank", exited_pid=8, exit=-9)) is not None
 
+    @pytest.mark.parametrize(("by", "words"), [("parameters", "with 34 steps committed"), ("nobody", "is not known")])
+    def test_the_number_of_steps_is_told_where_it_is_known(self, by, words):
+        narrator = Narrator()
+        for number in (1, 2):
+            narrator.tell(event("attempt_started", attempt_number=number, world_size=2))
+            # Of the first start nobody need know it.
+            narrator.tell(event("steps_counted", count_kept_by="nobody" if number == 1 else by))
+        assert words in (narrator.tell(event("job_ended", outcome="completed", steps_committed=34)) or "")
+
     @pytest.mark.parametrize("kind", ["job_failed", "job_ended", "halted", "interrupted"])
     def test_the_end_of_the_job_ends_its_processes(self, kind):
         narrator = Narrator()
