@@ -137,7 +137,8 @@ class ControlServer:
                 case "agent":
                     await self._serve_agent(reader, writer, hello, peer_pid)
                 case "launch":
-                    await self._answer_launch(writer, int(hello["pid"]) if peer_pid is None else peer_pid)
+                    pid = whole(hello["pid"], _MAX_NUMBER) if peer_pid is None else peer_pid
+                    await self._answer_launch(writer, pid)
                 case "node" if self.nodes is not None and peer_pid is not None:
                     await self.nodes.serve(str(hello["name"]), peer_pid, reader, writer)
                 case "supervisor":
