@@ -1,0 +1,269 @@
+"""Strangers at the port where a run's processes report, and what who has the token may say."""
+
+import asyncio
+import io
+import json
+import re
+from contextlib import suppress
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from chaos.faults.watch import Watch
+from chaos.in_process.protocol import At, Holds, to_wire
+from harness.analysis.state import RunState
+from harness.control import control_server
+from harness.control.control_server import ControlServer
+from harness.live.lines import PlainView
+from mecefo_runtime.system import strangers
+from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.strangers import BUFFER_BYTES, read_line
+from mecefo_runtime.system.wire import MAX_LINE_BYTES, WireError, decode, encode, parse_address
+from tests.harness.store.test_hostile_files import HOSTILE, put
+from tests.harness.synthetic import run
+
+pytestmark = pytest.mark.unit
+
+TOKEN = "5e" * 16
+DEADLINE_SECONDS = 60.0
+EVENT = Event("warning", "rank", 1.0, 1.0, 7, fields={"message": "m"})
+LINES = [event.to_json() for event in run(steps=4)]
+KEYS = sorted({f'"{key}":' for line in LINES for key in re.findall(r'"(\w+)":', line)})
+
+
+class Listener:
+    """An injector that takes what comes."""
+
+    def __init__(self):
+        self.said = []
+
+    def connected(self, session):
+        session.send(Holds())
+
+    def on_message(self, session, message):
+        self.said.append(message)
+
+    def closed(self, session):
+        pass
+
+
+def played(talk, on_event=lambda event: None, agents=None):
+    """What went wrong in the event loop while `talk` talked to a server."""
+    broken = []
+
+    async def play():
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: broken.append(context))
+        server = ControlServer(TOKEN, on_event)
+        server.agents = agents
+        await server.open()
+        try:
+            await asyncio.wait_for(talk(server), DEADLINE_SECONDS)
+        finally:
+            await server.close()
+
+    asyncio.run(play())
+    return broken
+
+
+async def connect(server):
+    return await asyncio.open_connection(*parse_address(server.address), limit=1 << 26)
+
+
+async def is_hung_up(reader):
+    try:
+        return await reader.read() == b""
+    except ConnectionError:
+        return True
+
+
+def hello(role, **more):
+    return encode({"token": TOKEN, "role": role, **more})
+
+
+class TestStrangers:
+    @pytest.mark.parametrize("said", [b"", b'{"token":'])
+    def test_who_does_not_say_who_it_is_is_hung_up_on(self, said, monkeypatch):
+        monkeypatch.setattr(control_server, "HELLO_TIMEOUT_SECONDS", 0.05)
+
+        async def talk(server):
+            reader, writer = await connect(server)
+            writer.write(said)
+            assert await is_hung_up(reader)
+            writer.close()
+
+        assert played(talk) == []
+
+    def test_a_byte_now_and_then_does_not_help(self, monkeypatch):
+        monkeypatch.setattr(control_server, "HELLO_TIMEOUT_SECONDS", 0.2)
+
+        async def talk(server):
+            reader, writer = await connect(server)
+            hung_up = asyncio.create_task(is_hung_up(reader))
+            while not hung_up.done():
+                with suppress(ConnectionError):
+                    writer.write(b"x")
+                    await writer.drain()
+                await asyncio.sleep(0.01)
+            writer.close()
+
+        assert played(talk) == []
+
+    def test_a_long_line_without_the_token_is_not_kept(self):
+        async def talk(server):
+            reader, writer = await connect(server)
+            with suppress(ConnectionError):
+                for _ in range(64):
+                    writer.write(b"x" * BUFFER_BYTES)
+                    await writer.drain()
+            assert await is_hung_up(reader)
+            writer.close()
+
+        assert played(talk) == []
+
+    @pytest.mark.parametrize("said", [b"[]\n", b"{}\n", b"null\n", b'{"token": 1e400}\n', b'{"token": "\\ud800"}\n'])
+    def test_who_has_not_the_token_is_hung_up_on(self, said):
+        come = []
+
+        async def talk(server):
+            reader, writer = await connect(server)
+            writer.write(said + EVENT.to_json().encode() + b"\n")
+            assert await is_hung_up(reader)
+            writer.close()
+
+        assert played(talk, come.append) == [] and come == []
+
+    def test_of_too_many_the_oldest_goes_and_a_process_of_the_run_is_heard(self, monkeypatch):
+        monkeypatch.setattr(strangers, "MAX_STRANGERS", 3)
+        come = []
+
+        async def talk(server):
+            silent = [await connect(server) for _ in range(4)]
+            assert await is_hung_up(silent[0][0])
+            _, writer = await connect(server)
+            writer.write(hello("events") + EVENT.to_json().encode() + b"\n")
+            while not come:
+                await asyncio.sleep(0.001)
+            for _, other in (*silent, (None, writer)):
+                other.close()
+
+        assert played(talk, come.append) == []
+
+
+class TestProcessesOfTheRun:
+    def test_long_lines_are_read_and_too_long_ones_are_not(self):
+        come = []
+
+        async def talk(server):
+            reader, writer = await connect(server)
+            long = Event("warning", "rank", 1.0, 1.0, 7, fields={"message": "m" * (4 * BUFFER_BYTES)})
+            writer.write(hello("events") + long.to_json().encode() + b"\n" + EVENT.to_json().encode() + b"\n")
+            while len(come) < 2:
+                await asyncio.sleep(0.001)
+            with suppress(ConnectionError):
+                writer.write(b"x" * (MAX_LINE_BYTES + 2 * BUFFER_BYTES))
+                await writer.drain()
+            assert await is_hung_up(reader)
+            writer.close()
+
+        assert played(talk, come.append) == []
+        assert [len(event.fields["message"]) for event in come] == [4 * BUFFER_BYTES, 1]
+
+    def test_a_long_first_message_with_the_token_is_read(self):
+        listener = Listener()
+
+        async def talk(server):
+            reader, writer = await connect(server)
+            first = hello("agent", rank=0, node=0, attempt=1, pid=1, more="m" * (4 * BUFFER_BYTES))
+            writer.write(first + encode(to_wire(At(3, "forward"))))
+            assert decode(await reader.readline()) == {"holds": []}
+            while not listener.said:
+                await asyncio.sleep(0.001)
+            writer.close()
+
+        assert played(talk, agents=listener) == []
+        assert listener.said == [At(3, "forward")]
+
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+    @given(
+        number=st.integers(0, len(LINES) - 1),
+        key=st.sampled_from(KEYS),
+        value=st.sampled_from(HOSTILE),
+        rest=st.binary(),
+    )
+    def test_whatever_their_events_hold_nothing_breaks_down(self, number, key, value, rest, capsys):
+        state, watch, view = RunState(), Watch(), PlainView(io.StringIO())
+        come = []
+
+        def on_event(event):
+            come.append(event)
+            assert json.loads(event.to_json())
+            state.feed(event)
+            watch.feed(event)
+            view.feed(event)
+
+        async def talk(server):
+            reader, writer = await connect(server)
+            line = put(LINES[number], key, value).encode(errors="surrogatepass")
+            writer.write(hello("events") + b"\n".join([*(one.encode() for one in LINES[:number]), line, rest]) + b"\n")
+            writer.write_eof()
+            await is_hung_up(reader)
+            writer.close()
+
+        assert played(talk, on_event) == []
+        assert len(come) >= number, "what came before is kept"
+        assert capsys.readouterr().err == ""
+
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+    @given(
+        role=st.sampled_from(["agent", "supervisor", "node", "events"]),
+        key=st.sampled_from(["role", "rank", "node", "attempt", "pid", "job", "world_size", "replica", "name"]),
+        value=st.sampled_from(HOSTILE),
+        then=st.one_of(
+            st.sampled_from(HOSTILE),
+            st.tuples(
+                st.sampled_from(["at", "began", "refused", "report", "lifted", "release"]),
+                st.sampled_from(["step", "phase", "handle", "told", "reason", "type"]),
+                st.sampled_from(HOSTILE),
+            ).map(lambda told: json.dumps({"type": told[0], told[1]: "@@@"}).replace('"@@@"', told[2])),
+        ),
+    )
+    def test_whatever_they_say_of_themselves(self, role, key, value, then, capsys):
+        whole = {"role": role, "rank": 0, "node": 0, "attempt": 1, "pid": 1, "job": "main", "name": "n"}
+        first = json.dumps({"token": TOKEN, **whole, key: "@@@"}).replace('"@@@"', value)
+
+        async def talk(server):
+            reader, writer = await connect(server)
+            writer.write(first.encode(errors="surrogatepass") + b"\n" + then.encode(errors="surrogatepass") + b"\n")
+            writer.write_eof()
+            await is_hung_up(reader) if role != "agent" else await reader.read()
+            writer.close()
+
+        assert played(talk, agents=Listener()) == []
+        assert capsys.readouterr().err == ""
+
+
+@given(st.lists(st.binary(max_size=40)), st.integers(1, 30), st.booleans())
+def test_lines_are_those_of_the_stream_whatever_its_buffer(lines, limit, is_whole):
+    data = b"".join(line.replace(b"\n", b"") + b"\n" for line in lines) + (b"" if is_whole else b"rest")
+
+    async def read():
+        reader = asyncio.StreamReader(limit=limit)
+        reader.feed_data(data)
+        reader.feed_eof()
+        found = []
+        while line := await read_line(reader, 100):
+            found.append(line)
+        return found
+
+    assert b"".join(asyncio.run(read())) == data
+
+
+def test_a_line_longer_than_its_bound_is_none():
+    async def read():
+        reader = asyncio.StreamReader(limit=4)
+        reader.feed_data(b"x" * 50 + b"\n")
+        await read_line(reader, 10)
+
+    with pytest.raises(WireError, match="more than 10 bytes"):
+        asyncio.run(read())
