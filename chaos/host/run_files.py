@@ -8,6 +8,8 @@ SUMMARY_FILE = "summary.json"
 # One log for each rank of our own runtime, one for all that a command prints.
 LOGS_FOLDER = "logs"
 JOB_LOG = "job.log"
+# What is kept of a user's files while they are damaged or covered: for this user alone.
+KEPT_FOLDER = "kept"
 
 
 def job_log_of(node: int) -> str:

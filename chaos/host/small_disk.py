@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chaos.errors import HealError
-from chaos.host.own_folder import opened, parent_of
+from chaos.host.own_folder import PRIVATE_FOLDER, opened, parent_of
+from chaos.host.run_files import KEPT_FOLDER
 from chaos.host.undo_record import UndoRecord
 from mecefo_runtime.checkpoint.folder import CheckpointFolder
 from mecefo_runtime.checkpoint.manifest import CheckpointError
@@ -55,7 +56,9 @@ def put_over(disk: SmallDisk) -> None:
         OSError: it cannot be mounted, or what is in the folder does not fit.
     """
     folder, place = Path(disk.folder), Path(disk.place)
-    place.mkdir(parents=True)
+    # Through it nobody else may read: the folder's own parents may be closed to them.
+    place.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+    place.mkdir()
     status = folder.stat()
     options = f"size={disk.num_bytes},mode={status.st_mode & 0o7777:o},uid={status.st_uid},gid={status.st_gid}"
     _mount(disk.name, place, "tmpfs", _MS_NOSUID_NODEV_NOEXEC, options)
@@ -88,6 +91,10 @@ def take_away(disk: SmallDisk) -> list[str]:
         _unmount(place, disk.name)
     with suppress(FileNotFoundError), parent_of(place) as (outer, name):
         os.rmdir(name, dir_fd=outer)
+    if place.parent.name == KEPT_FOLDER:
+        # Only when it is empty: other faults may keep theirs there.
+        with suppress(OSError), parent_of(place.parent) as (outer, name):
+            os.rmdir(name, dir_fd=outer)
     return returned
 
 

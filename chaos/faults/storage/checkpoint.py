@@ -34,11 +34,11 @@ from chaos.faults.storage._own import (
 from chaos.faults.storage._saved import newest_saved
 from chaos.host.kept_file import describe, keep, permissions_of, put_back
 from chaos.host.own_folder import parent_of, status_in
+from chaos.host.run_files import KEPT_FOLDER
 from chaos.host.undo_record import UndoRecord
 from chaos.spec.target import ResolvedTarget, Scope
 from mecefo_runtime.checkpoint.manifest import FileRecord, measure
 
-KEPT_FOLDER = "kept"
 _HIDDEN = ".hidden-"
 _METADATA = ".metadata"
 _CHUNK_BYTES = 1 << 20

@@ -26,6 +26,7 @@ from chaos.faults.base import Act, Fault, FaultContext, Fidelity, RunContext
 from chaos.faults.endings import Endings, Recognised, messages_of, raised_to_dict
 from chaos.host import small_disk
 from chaos.host.own_folder import opened, parent_of, status_in
+from chaos.host.run_files import KEPT_FOLDER
 from chaos.host.undo_record import UndoRecord
 from chaos.spec.quantities import BytesText, bytes_text
 from chaos.spec.target import ResolvedTarget, Scope
@@ -115,7 +116,7 @@ class FillDisk(Fault[FillParameters]):
         if not self._is_small(folder, context.run_folder):
             if not small_disk.may_mount():
                 raise InjectionError(self._violation(folder))
-            place = context.run_folder / f"disk-{token}"
+            place = context.run_folder / KEPT_FOLDER / f"disk-{token}"
             disk = small_disk.SmallDisk(
                 name=f"{small_disk.NAME_PREFIX}{token}",
                 folder=str(folder.resolve()),
