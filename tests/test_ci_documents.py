@@ -107,7 +107,8 @@ def test_the_gitlab_job_is_one():
     job = GITLAB["kill-a-rank"]
     assert job["artifacts"]["when"] == "always"
     assert job["artifacts"]["reports"]["junit"] == "junit.xml"
-    assert job["allow_failure"]["exit_codes"] == [EXIT_CODES["error"]]
+    # What no rank was started for is an error of the tool, by its code, and may be one of the change.
+    assert "allow_failure" not in job
 
 
 @pytest.mark.unit

@@ -474,7 +474,7 @@ class PhaseTracker:
                 left_out = {"steps_left_out": self._num_left_out}
                 if not self._num_left_out and (passes := self._stall_reason.num_left_out(self._most_backwards)):
                     left_out["spoilt_passes_left_out"] = passes
-                self._report.emit("rank_finished", **left_out)
+                self._report.emit("rank_finished", step=self.step - 1, **left_out)
 
     def stop(self) -> None:
         """Stop following; the script continues."""

@@ -77,10 +77,14 @@ def diagnose(main: Iterable[Record], timeline: Timeline) -> Diagnoses:
         found,
     )
     losses = _Losses(timeline.losses)
+    ends = {one.rank: one.at_seconds for one in timeline.ended_ranks if one.incident is None}
     num_false = 0
     for record in main:
         at, lost = record.monotonic_seconds, _lost(record)
         for culprit in _culprits(record, begun):
+            if isinstance(culprit, int) and at >= ends.get(culprit, inf):
+                # It failed without any fault, at the end of a command that went well.
+                continue
             if lost is not None and (loss := losses.unplanned(culprit, lost, at)) is not None:
                 num_false += loss.how == FOR_NUMBERS
                 continue

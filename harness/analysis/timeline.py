@@ -14,9 +14,11 @@ from typing import TypeVar
 from harness.analysis import violations
 from harness.analysis.attribution import COORDINATOR, Attribution, Loss, UnplannedLoss
 from harness.analysis.command.attempts import COMMAND_RUNTIME, Attempt, read_attempts, read_restarts
+from harness.analysis.command.ended_ranks import EndedRank, is_grouped, read_ended_ranks
 from harness.analysis.command.finite_values import NotFinite, find_not_finite
 from harness.analysis.command.fruitless import Fruitless, read_fruitless
 from harness.analysis.command.generations import Overlap, find_overlaps
+from harness.analysis.command.job_length import Baseline, JobLength, measure_length
 from harness.analysis.command.observation import Observation, read_observation
 from harness.analysis.command.replica_state import ReplicaComparison, compare_replicas
 from harness.analysis.history import kept_steps
@@ -26,6 +28,7 @@ from harness.analysis.settling import settle
 from harness.analysis.steps import CommittedStep, Steps, median_step_seconds, undisturbed_baseline, usual_step_seconds
 from mecefo_runtime.system.command_records import LossNotFinite, StateChecksums
 from mecefo_runtime.system.job_records import (
+    AttemptStarted,
     CheckpointRestored,
     CheckpointWritten,
     JobEnded,
@@ -47,6 +50,8 @@ STEADY_RATIO = 2.0
 """... of which none takes longer than this many times the median before the first fault."""
 _LONGEST_WARM_UP_STEPS = 50
 RANKS_DIFFER, NOT_COUNTED = "ranks_differ", "not_counted"
+# In them a step is under way: data may be asked for when none is left, and a checkpoint is of a step that is over.
+_COMPUTING = ("forward", "backward", "optimizer", "commit")
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,11 @@ class Timeline:
     # ranks that tell no steps.
     state_checksums: tuple[StateChecksums, ...] = ()
     not_finite: tuple[tuple[int, int], ...] = ()
+    # A command's fault-free baseline, if that has completed; the ranks that failed although the command ended well; and
+    # whether the job consists of replica groups, each of which is started again without the others.
+    whole_baseline: Baseline | None = None
+    ended_ranks: tuple[EndedRank, ...] = ()
+    is_grouped: bool = False
     # What it was made of, for what is computed only when it is asked for.
     told: Told | None = field(default=None, repr=False, compare=False)
 
@@ -197,9 +207,23 @@ class Timeline:
         """Whether the job ended of itself with its last planned step committed."""
         if self.steps_left_out or self.spoilt_passes_left_out or self.steps_given_up is not None:
             return False
-        # A command ends when it is through, whatever was expected of it.
-        last = 1 if self.runtime == COMMAND_RUNTIME else self.steps_planned or 1
-        return self.outcome == "completed" and self.last_step >= last
+        if self.runtime == COMMAND_RUNTIME:
+            # It ends when it is through, unless something says that steps were still to come.
+            return self.outcome == "completed" and self.last_step > 0 and self.length.missed is None
+        return self.outcome == "completed" and self.last_step >= (self.steps_planned or 1)
+
+    @cached_property
+    def length(self) -> JobLength:
+        """How far a command's job came, and should have come."""
+        struck = (one for one in self.incidents if one.injected is not None and one.phase in _COMPUTING)
+        return measure_length(
+            self.attempts,
+            self.steps.every,
+            self.steps_planned,
+            self.whole_baseline,
+            [one.step for one in struck if one.step is not None],
+            are_counted=self.steps_are_counted,
+        )
 
     @cached_property
     def steps_given_up(self) -> tuple[int, int] | None:
@@ -461,9 +485,15 @@ def read(told: Told) -> Timeline:
         newest_saved_step=told.newest_saved_step,
         state_checksums=tuple(_of(StateChecksums, main)),
         not_finite=tuple((one.rank or 0, one.step or 0) for one in _of(LossNotFinite, main)),
+        whole_baseline=_whole_baseline(told) if is_command and not (twin_losses or twin_failed) else None,
+        is_grouped=is_grouped(main),
         told=told,
     )
-    return _settled(timeline, told)
+    timeline = _settled(timeline, told)
+    if not is_command or timeline.outcome != "completed":
+        return timeline
+    ended = read_ended_ranks(main, steps.every, attribution.effects, timeline.length)
+    return replace(timeline, ended_ranks=ended)
 
 
 def _settled(timeline: Timeline, told: Told) -> Timeline:
@@ -479,6 +509,16 @@ def _settled(timeline: Timeline, told: Told) -> Timeline:
         timeline.incidents, told.records, timeline.steps, told.saved, is_command=is_command, is_whole=is_whole
     )
     return replace(timeline, incidents=incidents)
+
+
+def _whole_baseline(told: Told) -> Baseline | None:
+    """What a fault-free baseline says of how long the job is; None of one that did not come to its end."""
+    ended = next(_of(JobEnded, reversed(told.twin_records)), None)
+    if ended is None or ended.outcome != "completed" or not told.twin.first:
+        return None
+    numbers = [step.step for step in told.twin.first]
+    sizes = [one.world_size for one in _of(AttemptStarted, told.twin_records)]
+    return Baseline(min(numbers), max(numbers), sizes[-1] if sizes else None)
 
 
 def _of_the_twin(told: Told) -> tuple[tuple[UnplannedLoss, ...], str | None]:

@@ -19,6 +19,7 @@ from harness.analysis.throughput import num_within, windows_under_fault
 from harness.analysis.timeline import NOT_COUNTED, Timeline
 from harness.analysis.words import count, exit_text, name_numbers, name_ranks, name_seconds
 from harness.judging.milder_faults import milder_faults
+from harness.judging.own_failures import own_caveats
 from harness.judging.shared_badput import shared_badput
 from harness.judging.summary import Summary, UnplannedLossSummary
 from harness.judging.unfinished_repairs import unfinished_repairs
@@ -47,6 +48,7 @@ def caveats(summary: Summary, timeline: Timeline | None, num_unreadable: int) ->
         *_of_the_log(summary, num_unreadable),
         *_of_the_set_up(summary),
         *_of_the_command(summary, timeline),
+        *own_caveats(timeline),
         *_of_the_restarts(timeline),
         *_of_the_speed(summary),
         *_of_the_holds(summary, timeline),
@@ -160,11 +162,6 @@ def _of_the_command(summary: Summary, timeline: Timeline | None) -> list[str]:
             f"{'' if summary.throughput_unit == WORK_UNITS[1] else ' or samples'}. chaos.agent.step() can report them."
         )
     found += _of_the_count(timeline)
-    if summary.job_outcome == "completed" and summary.steps_planned and timeline.last_step < summary.steps_planned:
-        found.append(
-            f"The command ended by itself after step {timeline.last_step}; the experiment expects "
-            f"{summary.steps_planned} steps. The end of the command counts."
-        )
     if timeline.twin.first and timeline.steps.first and timeline.twin.first[0].step != timeline.steps.first[0].step:
         found.append(
             f"The fault-free baseline began at step {timeline.twin.first[0].step}, and the job at "

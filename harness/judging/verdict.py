@@ -14,6 +14,7 @@ from harness.analysis.undecided import LEFT_IN_ORDER
 from harness.analysis.violations import find_diverged_units
 from harness.analysis.words import count, name_ranks
 from harness.judging.caveats import overlap_words, ranks_differ_words, unplanned_words
+from harness.judging.own_failures import has_failed_by_itself, idle_words, own_failures
 from harness.judging.summary import GateResult, Summary, UnplannedLossSummary
 from harness.judging.undecided import undecided_words
 from harness.judging.unfinished_repairs import unfinished_repairs
@@ -78,6 +79,8 @@ def judge(
         found += _unless(doubts, _incident_reasons(timeline, losses, _is_without_faults(state)))
         found += _mixed_reasons(timeline, losses)
         found += [("inconclusive", one.words) for one in unfinished_repairs(timeline) if one.had_time]
+        own = (("fail" if one.is_failure else "inconclusive", one.words) for one in own_failures(timeline))
+        found += _unless(doubts, own)
         found += [
             ("inconclusive", _lower(ranks_differ_words(one))) for one in timeline.attempts[1:] if one.ranks_differ
         ]
@@ -178,8 +181,11 @@ def _ending(
             yield "fail", f"the job did not survive: {said}"
         elif is_doubtful:
             yield "inconclusive", f"the job failed, and no injected fault is known: {said}"
+        elif has_failed_by_itself(state, failed):
+            before = "" if _is_without_faults(state) else ", before any fault was injected"
+            yield "fail", ". ".join([f"the job failed by itself{before}: {said}", *others[-1:]])
         else:
-            yield "error", ". ".join([f"the job failed before any fault was injected: {said}", *others[-1:]])
+            yield "error", ". ".join([f"the job never began to train: {said}", *others[-1:]])
     elif reason == "failed":
         yield "error", f"the run failed: {ends[-1].message or 'no message was recorded'}"
     elif reason == "completed" and timeline is not None and timeline.outcome != "completed":
@@ -284,7 +290,8 @@ def _incident_reasons(
         elif timeline.continued(incident) is False and incident.is_left_out:
             yield "fail", f"{name}: every step that began after it was rejected"
         elif timeline.continued(incident) is False:
-            yield "fail", f"{name}: {_no_step(incident)}{_left_out(timeline)}"
+            why = _left_out(timeline) or idle_words(timeline)
+            yield "fail", f"{name}: {_no_step(incident)}{why}"
         elif timeline.continued(incident) is None:
             late = "no step was left" if timeline.is_complete else "the run ended before a step could commit"
             yield "inconclusive", f"{name}: {late}, so the recovery is unknown"

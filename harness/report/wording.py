@@ -58,10 +58,16 @@ BADPUT: Mapping[str, str] = {
 def headline(summary: Summary) -> str:
     """What the verdict means, in one sentence."""
     gates = summary.gates
+    if (
+        summary.verdict == "fail"
+        and summary.job_outcome == "failed"
+        and not any(one.injected for one in summary.incidents)
+    ):
+        return "The job failed by itself, without any fault."
     if summary.verdict == "fail" and gates and all(gate.passed is not False for gate in gates):
         return "No gate failed, but the job did not recover as it must."
     if summary.verdict == "error" and summary.command and summary.job_outcome == "failed":
-        return "The command failed before any fault. This says nothing about what it survives."
+        return "The command never began to train. This says nothing about what it survives."
     if summary.verdict == "pass" and not summary.incidents:
         return "The job completed without a fault, and all gates passed."
     if summary.verdict == "pass" and summary.steps_from_scratch:

@@ -250,14 +250,6 @@ def test_where_nobody_keeps_the_count_of_steps_none_is_lost_or_kept_for_all_that
     assert summary["incidents"][0]["recovery_step"] is None
 
 
-def test_a_command_that_ends_by_itself_has_lost_nothing_of_what_was_expected_of_it():
-    log = restarted()
-    next(event for event in log if event.kind == "job_started").fields["steps"] = 200
-    summary = summarized(log)
-    assert (summary["verdict"], summary["steps_lost"]) == ("pass", KILLED - RESUMED)
-    assert any(f"ended by itself after step {LAST}" in caveat for caveat in summary["caveats"])
-
-
 def test_a_job_that_dies_of_it_has_not_recovered():
     log = Log()
     log.at += STARTUP

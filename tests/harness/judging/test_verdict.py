@@ -126,9 +126,11 @@ def test_what_else_was_left_behind_is_dirty_and_said():
     assert verdict_of([shifted(e, left=[]) if e.kind == "residue" else e for e in run()])[0] == "pass"
 
 
-def test_a_job_that_fails_before_any_fault_is_an_error():
+def test_a_job_that_fails_before_any_fault_has_failed_by_itself_once_it_trained():
     events = run(faults=(Fault(recovers=False),), job_fails=True)
-    assert verdict_of(no(events, "held", "injected", "verified", "released", "detected"))[0] == "error"
+    events = no(events, "held", "injected", "verified", "released", "detected")
+    assert verdict_of(events) == ("fail", 1)
+    assert verdict_of(no(events, "step_committed")) == ("error", 3)
 
 
 def test_a_job_that_dies_later_of_what_it_had_survived_fails():
