@@ -103,6 +103,11 @@ class _Told:
             one.started_pid: one for one in records if isinstance(one, ProcessStarted) and one.role == "rank"
         }
         self._newest = {one.started_rank: pid for pid, one in self._starts.items()}
+        # An attempt of which nobody has said more than that.
+        unseen = [one for one in records if isinstance(one, RankRaised) and one.pid not in self._starts]
+        if self._attempt is not None and (last := max((one.attempt for one in unseen), default=0)) > self._attempt:
+            self._attempt = last
+            self._since = next(one.monotonic_seconds for one in unseen if one.attempt == last)
 
     def _is_fatal(self, pid: int | None, at: float) -> bool:
         """Whether a process is of the last attempt, and nobody has started its rank again."""

@@ -1,5 +1,7 @@
 """Why a command's job failed, from its events: what came first, and is no consequence of something else."""
 
+from dataclasses import replace
+
 import pytest
 
 from chaos.external.exception_kind import OWN, PEER, TIMEOUT
@@ -105,6 +107,14 @@ def test_an_older_process_of_a_rank_is_not_asked():
 def test_one_that_came_before_any_greeting_counts():
     story = Story().raised(1, 0, "SyntaxError", "invalid syntax (train.py, line 35)", step=None)
     assert story.words() == "rank 0 raised SyntaxError: invalid syntax (train.py, line 35)"
+
+
+def test_an_attempt_that_came_to_nothing_else_is_one():
+    story = Story().attempt(1).injected("kill-process", 1).exited(1, 1, -9)
+    assert story.words().startswith("rank 1 was killed")
+    story.raised(2, 0, "EOFError", "Ran out of input", step=None)
+    story.records[-1] = replace(story.records[-1], attempt=2)
+    assert story.words() == "rank 0 raised EOFError: Ran out of input (train.py:35)"
 
 
 @pytest.mark.parametrize(
