@@ -13,6 +13,7 @@ from typing import Any
 
 from chaos.external.exception_kind import kind_of
 from chaos.external.identity import JOB_VARIABLE, identify, may_be_rank
+from chaos.external.launch import STARTED
 from chaos.external.report import Report
 from chaos.external.traceback_text import exceptions_in, is_of_script
 from mecefo_runtime.system.events import MAIN_JOB
@@ -22,8 +23,6 @@ _MAX_CAUSES = 8
 _MAX_CAUSE_MESSAGE = 500
 _INJECTED_IN = "/chaos/in_process/"
 _START = "chaos.external.start"
-# What a process sets that greets at its start; what it starts inherits it.
-_STARTED = "CHAOS_STARTED_PID"
 
 
 def tell(error: BaseException) -> None:
@@ -47,7 +46,7 @@ def tell(error: BaseException) -> None:
 
 def _is_started_by_rank() -> bool:
     """Whether another process has greeted, whose RANK this one has inherited."""
-    greeted, _, _ = os.environ.get(_STARTED, "").partition(" ")
+    greeted, _, _ = os.environ.get(STARTED, "").partition(" ")
     return greeted not in ("", str(os.getpid()))
 
 

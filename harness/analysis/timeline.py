@@ -492,8 +492,7 @@ def read(told: Told) -> Timeline:
     timeline = _settled(timeline, told)
     if not is_command or timeline.outcome != "completed":
         return timeline
-    ended = read_ended_ranks(main, steps.every, attribution.effects, timeline.length)
-    return replace(timeline, ended_ranks=ended)
+    return replace(timeline, ended_ranks=read_ended_ranks(main, steps.every, attribution.effects, timeline.length))
 
 
 def _settled(timeline: Timeline, told: Told) -> Timeline:

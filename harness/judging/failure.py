@@ -34,7 +34,7 @@ def failure_of(summary: Summary) -> Failure | None:
         causes.add("state differs between the ranks that hold it")
     if summary.first_non_finite_loss_step is not None:
         causes.add("the loss is not finite")
-    if any(reason.startswith("the job did not survive") for reason in summary.reasons):
+    if summary.job_outcome == "failed":
         causes.add("the job died")
     if verdict == "halted":
         causes |= {reason for reason in summary.reasons if "halt condition" in reason}

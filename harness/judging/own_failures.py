@@ -22,11 +22,15 @@ from mecefo_runtime.system.job_records import JobFailed, ProcessStarted, RankSta
 
 @dataclass(frozen=True, slots=True)
 class OwnFailure:
-    """`code` says what it is; with `is_failure` it stands against the job, else the run proves nothing."""
+    """`code` says what it is: one of a rank stands against the job, else the run proves nothing."""
 
     code: Literal["rank_failed", "too_short"]
     words: str
-    is_failure: bool
+
+    @property
+    def outcome(self) -> Literal["fail", "inconclusive"]:
+        """The verdict that it speaks for."""
+        return "fail" if self.code == "rank_failed" else "inconclusive"
 
 
 def has_failed_by_itself(state: RunState, failed: JobFailed) -> bool:
@@ -47,14 +51,14 @@ def own_failures(timeline: Timeline) -> Iterator[OwnFailure]:
         for one in timeline.ended_ranks:
             if one.incident is None and one.further is not None:
                 words = f"{cause_words(one.cause)}, and was not started again: {_further_words(one.further)}"
-                yield OwnFailure("rank_failed", words, is_failure=True)
+                yield OwnFailure("rank_failed", words)
                 # The others are ended with it, or wait for it.
                 return
     missed = timeline.length.missed
     is_failed = any(timeline.recovered(incident) is False for incident in timeline.incidents)
     if missed is not None and missed.source != "step_under_way" and not is_failed:
         words = f"the command ended by itself after step {timeline.length.step}: {_missed_words(missed)}"
-        yield OwnFailure("too_short", words, is_failure=False)
+        yield OwnFailure("too_short", words)
 
 
 def idle_words(timeline: Timeline) -> str:

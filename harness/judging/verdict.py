@@ -79,8 +79,7 @@ def judge(
         found += _unless(doubts, _incident_reasons(timeline, losses, _is_without_faults(state)))
         found += _mixed_reasons(timeline, losses)
         found += [("inconclusive", one.words) for one in unfinished_repairs(timeline) if one.had_time]
-        own = (("fail" if one.is_failure else "inconclusive", one.words) for one in own_failures(timeline))
-        found += _unless(doubts, own)
+        found += _unless(doubts, ((one.outcome, one.words) for one in own_failures(timeline)))
         found += [
             ("inconclusive", _lower(ranks_differ_words(one))) for one in timeline.attempts[1:] if one.ranks_differ
         ]

@@ -201,26 +201,14 @@ def _printed(printed: Sequence[PrintedException]) -> Iterator[_Found]:
     numbers = [number for number, kind in enumerate(kinds) if kind == OWN] or [*range(len(kinds))]
     for number in numbers[-1:]:
         one, failure = printed[number], kinds[number]
-        root = one.causes[-1] if one.causes else None
-        yield (
-            3 if failure == OWN else 5,
-            # When is not known: after what is.
-            inf,
-            FailureCause(
-                RAISED,
-                one.rank,
-                exception=one.exception,
-                message=one.message,
-                failure=failure,
-                file=one.file,
-                line=one.line,
-                root_exception=root and root.exception,
-                root_message=root.message if root else "",
-                root_file=root and root.file,
-                root_line=root and root.line,
-                root_link=root and root.link,
-            ),
-        )
+        cause = FailureCause(RAISED, one.rank, exception=one.exception, message=one.message, failure=failure)
+        cause = replace(cause, file=one.file, line=one.line)
+        if one.causes:
+            root = one.causes[-1]
+            cause = replace(cause, root_exception=root.exception, root_message=root.message, root_file=root.file)
+            cause = replace(cause, root_line=root.line, root_link=root.link)
+        # When is not known: after what is.
+        yield 3 if failure == OWN else 5, inf, cause
 
 
 def cause_words(cause: FailureCause) -> str:
