@@ -77,7 +77,8 @@ def own_caveats(timeline: Timeline | None) -> list[str]:
         return found
     found += [_ended_words(one) for one in timeline.ended_ranks if _is_caveat(timeline, one)]
     length = timeline.length
-    if length.step is not None and not length.is_told and not any(own_failures(timeline)):
+    is_proven = timeline.steps_given_up is not None or length.missed is not None or any(own_failures(timeline))
+    if length.step is not None and not length.is_told and not is_proven:
         hint = "Give job.steps, or a fault-free baseline (--baseline-run)."
         if length.other_world_size is not None:
             hint = f"The fault-free baseline ran with {count(length.other_world_size, 'rank')}. Give job.steps."
