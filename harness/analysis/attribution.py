@@ -166,7 +166,8 @@ class _Effects:
         insort(self._every, effect, key=_injected)
         if effect.is_instant:
             insort(self._instants, effect, key=_injected)
-        for culprit in [*effect.ranks, *([COORDINATOR] if effect.is_of_coordinator else [])]:
+        coordinator: tuple[Culprit, ...] = (COORDINATOR,) if effect.is_of_coordinator else ()
+        for culprit in (*effect.ranks, *coordinator):
             own = self._of.setdefault(culprit, [])
             insort(own, effect, key=_injected)
             self._newest_of[culprit] = own[-1]

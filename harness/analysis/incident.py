@@ -454,6 +454,8 @@ def _restored(
 def _quick_rows(steps: Steps, before_work_per_second: float) -> Sequence[int]:
     """The first steps of all rows of steps that were fit, and as quick as before the fault; kept in the memo."""
     key = "restored", before_work_per_second
+    found: list[int]
+    row: list[int]
     found, row, num_known = steps.memo.get(key, ([], [], 0))
     for number in range(num_known, len(steps.first)):
         if not steps.first[number].is_left_out:

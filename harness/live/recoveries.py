@@ -108,10 +108,9 @@ class Recoveries:
         for one in found:
             del self._open[one.incident]
         while self._struck and _is_shown(step, self._struck[0][0]):
-            one = self._open.pop(heappop(self._struck)[1], None)
-            if one is not None:
-                when = {"committed_step": step.step, "committed_epoch": step.epoch}
-                found.append(replace(one, committed=step.committed_seconds, **when))
+            if struck := self._open.pop(heappop(self._struck)[1], None):
+                at, number, epoch = step.committed_seconds, step.step, step.epoch
+                found.append(replace(struck, committed=at, committed_step=number, committed_epoch=epoch))
         return tuple(sorted(found, key=lambda one: one.incident))
 
 

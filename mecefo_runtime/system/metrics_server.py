@@ -247,7 +247,7 @@ class _Handler(BaseHTTPRequestHandler):
         """See `socketserver.BaseRequestHandler`."""
         self._written = BytesIO()
         # The base wants a file that it can write to and flush.
-        self.rfile, self.wfile = BytesIO(self._asked), self._written  # type: ignore[assignment]
+        self.rfile, self.wfile = BytesIO(self._asked), self._written
 
     def finish(self) -> None:
         """Whoever made this sends what was written."""
