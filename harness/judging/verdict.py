@@ -18,7 +18,7 @@ from harness.judging.own_failures import has_failed_by_itself, idle_words, own_f
 from harness.judging.summary import GateResult, Summary, UnplannedLossSummary
 from harness.judging.undecided import undecided_words
 from harness.judging.unfinished_repairs import unfinished_repairs
-from mecefo_runtime.system.job_records import JobFailed, RankFinished
+from mecefo_runtime.system.job_records import JobFailed, ProcessStarted, RankFinished
 from mecefo_runtime.system.run_records import (
     Aborted,
     Halted,
@@ -171,7 +171,7 @@ def _ending(
         yield from left
     elif failed is not None:
         died_of = any(one.monotonic_seconds <= failed.monotonic_seconds for one in state.of(Injected))
-        said = failed.reason
+        said = f"{failed.reason}{_ended_with_its_launcher(state, failed)}"
         others = [unplanned_words(loss) for loss in losses if loss.recovery_seconds is None]
         others += _stopped_by_others(state, failed)
         if died_of and others:
@@ -191,6 +191,18 @@ def _ending(
         yield "inconclusive", f"the job ended as {timeline.outcome or 'unknown'}, not as completed"
     if not ends:
         yield "inconclusive", "the log was cut off: the end of the run is missing"
+
+
+def _ended_with_its_launcher(state: RunState, failed: JobFailed) -> str:
+    """That a fault ended the command's own process, which nobody was to start again; else nothing."""
+    if failed.exit is None or failed.exit >= 0:
+        return ""
+    own = {one.started_pid for one in state.of(ProcessStarted) if one.role == "launcher"} - {None}
+    for one in state.of(Injected):
+        pids = {process.get("pid") for process in one.processes if isinstance(process, Mapping)}
+        if one.monotonic_seconds <= failed.monotonic_seconds and own & pids:
+            return f": {one.fault} on {one.target} ended the command's own process, and nothing started it again"
+    return ""
 
 
 def _left_in_order(timeline: Timeline | None) -> Iterable[tuple[Outcome, str]]:

@@ -130,6 +130,18 @@ def test_a_job_that_came_to_its_end_did_not_leave():
     assert summary["verdict"] == "pass" and summary["incidents"][0]["recovered"] is True
 
 
+@pytest.mark.parametrize(("pid", "is_named"), [(5, True), (6, False)], ids=["the command itself", "another"])
+def test_a_command_that_ends_with_its_launcher_says_that_nothing_started_it_again(pid, is_named):
+    log = Log(("kill-node", "node=0"))
+    log.tell("process_started", role="launcher", started_pid=5)
+    log.attempt(1, 1, 24)
+    log.inject(is_loss=True, ranks=[0, 1], processes=[{"role": "launcher", "pid": pid}])
+    log.tell("job_failed", reason="the command was killed by SIGKILL", exit=-9)
+    (reason, *_) = [one for one in summarized(log.end("failed"))["reasons"] if "survive" in one]
+    words = "the command was killed by SIGKILL: kill-node on node=0 ended the command's own process, and nothing"
+    assert (words in reason) is is_named
+
+
 # ---- damage that is read by nobody ----
 
 LATENT = {"is_latent": True, "goes_on": True}
