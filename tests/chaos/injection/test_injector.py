@@ -196,6 +196,7 @@ def test_the_order_of_acts(tmp_path):
         "held_ranks": [2],
         "processes": [PROCESS.to_dict()],
         "links": [],
+        "parameters": {},
     }
     assert stage.fields("verified")["evidence"] == {"summary": "seen"}
     assert stage.fields("released")["ranks"] == [2]
