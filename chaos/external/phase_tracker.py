@@ -256,14 +256,15 @@ class PhaseTracker:
         try:
             agent.announce(step, phase)
         except Exception as error:
-            # Raised on behalf of a fault. The rank may be ended before it comes to its own end of it.
+            # If it was raised on behalf of a fault: the rank may be ended before it comes to its own end of it.
             self._guard(self._tell_injected, error)
             raise
 
     def _tell_injected(self, error: Exception) -> None:
         from chaos.external.uncaught import injected_fields
 
-        self.tell_exception(injected_fields(error))
+        if (fields := injected_fields(error)) is not None:
+            self.tell_exception(fields)
 
     def tell_exception(self, fields: Mapping[str, Any]) -> bool:
         """Tell of an exception that nobody caught, or that chaos raised; returns whether that was possible.

@@ -21,7 +21,7 @@ from mecefo_runtime.system.events import MAIN_JOB
 _MAX_MESSAGE = 2000
 _MAX_CAUSES = 8
 _MAX_CAUSE_MESSAGE = 500
-_INJECTED_IN = "/chaos/in_process/"
+_INJECTED_IN = "/chaos/in_process/crash.py"
 _START = "chaos.external.start"
 
 
@@ -68,13 +68,19 @@ def fields_of(error: BaseException) -> dict[str, Any]:
     }
 
 
-def injected_fields(error: BaseException) -> dict[str, Any]:
-    """The fields of `rank_raised` while chaos raises `error`: the script's place is where it was called from."""
+def injected_fields(error: BaseException) -> dict[str, Any] | None:
+    """The fields of `rank_raised` while chaos raises `error`: the script's place is where it was called from.
+
+    None where it does not: the handler of a signal may raise something while a rank is held.
+    """
+    told = fields_of(error)
+    if not told["is_injected"]:
+        return None
     frame: FrameType | None = sys._getframe()
     while frame is not None and not is_of_script(frame.f_code.co_filename):
         frame = frame.f_back
     place = (None, None) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-    return {**fields_of(error), "file": place[0], "line": place[1], "is_injected": True}
+    return {**told, "file": place[0], "line": place[1]}
 
 
 def _causes_of(error: BaseException) -> Iterator[dict[str, Any]]:

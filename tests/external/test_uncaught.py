@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from chaos.external.uncaught import fields_of
+from chaos.external.uncaught import fields_of, injected_fields
+from chaos.in_process.crash import Raise
 from tests.external.jobs import SCRIPTS, python, run_job
 
 RANK = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "TORCHELASTIC_RESTART_COUNT": "1"}
@@ -120,6 +121,26 @@ def test_the_exception_of_a_worker_is_the_root_of_the_one_that_is_raised_for_it(
         ("RuntimeError", "shard 3", 14, "remote"),
         ("OSError", "[Errno 28] No space left on device", 12, "cause"),
     ]
+
+
+@pytest.mark.unit
+def test_what_the_handler_of_a_signal_raises_while_a_rank_is_held_is_not_injected():
+    def handler(number, frame):
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Terminated. ")
+
+    def hold(crash):
+        if crash is None:
+            handler(17, None)
+        crash.released()
+
+    crash = Raise({"exception": "RuntimeError", "message": "injected"}, None, lambda told: None)
+    crash.begin(3, "forward")
+    told = []
+    for held in (None, crash):
+        with pytest.raises(RuntimeError) as raised:
+            hold(held)
+        told.append(injected_fields(raised.value))
+    assert told[0] is None and told[1]["is_injected"] and told[1]["message"] == "injected"
 
 
 @pytest.mark.unit
