@@ -10,16 +10,17 @@ from contextlib import suppress
 from dataclasses import replace
 from heapq import heappop, heappush
 
+from harness.analysis.command.attempts import COMMAND_RUNTIME, is_of_launcher
 from harness.analysis.incident import MeasuredIncident
 from harness.analysis.state import RunState
 from harness.analysis.steps import CommittedStep, shows_recovery
 from mecefo_runtime.system.events import MAIN_JOB, Event
-from mecefo_runtime.system.job_records import Detected, StepCommitted
+from mecefo_runtime.system.job_records import AttemptStarted, Detected, JobStarted, StepCommitted
 from mecefo_runtime.system.record import Record
 from mecefo_runtime.system.records import parse
 from mecefo_runtime.system.run_records import IncidentsPlanned, Injected, NotDue, Undone, Unverified
 
-_KINDS = frozenset(one.KIND for one in (Injected, Unverified, NotDue, Undone, Detected))
+_KINDS = frozenset(one.KIND for one in (AttemptStarted, Injected, Unverified, NotDue, Undone, Detected))
 
 
 class Recoveries:
@@ -32,6 +33,10 @@ class Recoveries:
         self._open: dict[int, MeasuredIncident] = {}
         # When they were in the way of training, as a heap.
         self._struck: list[tuple[float, int]] = []
+        # (attempt, incident) of those that took the launcher of a command away: a step of a later attempt shows the
+        # recovery. As a heap.
+        self._without_launcher: list[tuple[int, int]] = []
+        self._attempt = 0
         # By rank, the incidents that gave it notice, and to which the job has not answered.
         self._noticed: dict[int, list[int]] = {}
         # Those told of after steps that came after them: the first of these may show the recovery.
@@ -42,7 +47,7 @@ class Recoveries:
         if event.job != MAIN_JOB:
             return ()
         if event.kind == StepCommitted.KIND:
-            return self._recovered() if self._struck else ()
+            return self._recovered() if self._struck or self._without_launcher else ()
         if event.kind in _KINDS:
             with suppress(ValueError):  # which the state counts among the unread
                 self._note(parse(event))
@@ -50,10 +55,14 @@ class Recoveries:
 
     def _note(self, record: Record) -> None:
         match record:
+            case AttemptStarted():
+                self._attempt = max(self._attempt, record.attempt_number)
             case Injected() if record.incident not in self._known:
                 self._known.add(record.incident)
-                self._open[record.incident] = self._begun(record)
-                if record.gives_notice:
+                begun = self._open[record.incident] = self._begun(record)
+                if begun.is_of_launcher:
+                    heappush(self._without_launcher, (self._attempt, record.incident))
+                elif record.gives_notice:
                     for rank in record.ranks:
                         self._noticed.setdefault(rank, []).append(record.incident)
                 else:
@@ -80,7 +89,7 @@ class Recoveries:
             self._late.add(number)
 
     def _begun(self, record: Injected) -> MeasuredIncident:
-        told, plan = self._state.first_of(IncidentsPlanned), None
+        told, plan, job = self._state.first_of(IncidentsPlanned), None, self._state.first_of(JobStarted)
         if record.fault is None or record.target is None:
             plan = next((one for one in (told.incidents if told else ()) if one.incident == record.incident), None)
         return MeasuredIncident(
@@ -92,6 +101,7 @@ class Recoveries:
             ranks=record.ranks,
             nodes=record.nodes,
             is_loss=record.is_loss,
+            is_of_launcher=job is not None and job.runtime == COMMAND_RUNTIME and is_of_launcher(record),
             goes_on=record.goes_on,
             gives_notice=record.gives_notice,
             injected=record.monotonic_seconds,
@@ -107,8 +117,13 @@ class Recoveries:
         found = [one for one in again if one is not None and one.committed is not None]
         for one in found:
             del self._open[one.incident]
+        shown: list[int] = []
         while self._struck and _is_shown(step, self._struck[0][0]):
-            if struck := self._open.pop(heappop(self._struck)[1], None):
+            shown.append(heappop(self._struck)[1])
+        while self._without_launcher and step.epoch > self._without_launcher[0][0] and not step.is_left_out:
+            shown.append(heappop(self._without_launcher)[1])
+        for incident in shown:
+            if struck := self._open.pop(incident, None):
                 at, number, epoch = step.committed_seconds, step.step, step.epoch
                 found.append(replace(struck, committed=at, committed_step=number, committed_epoch=epoch))
         return tuple(sorted(found, key=lambda one: one.incident))

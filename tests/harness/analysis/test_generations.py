@@ -1,10 +1,13 @@
 """Two generations of one job at once: what is a violation, what a caveat, and who is exempt."""
 
+import io
+
 import pytest
 
 from harness.analysis.command.generations import WITHOUT_SAVES_SECONDS
 from harness.analysis.state import build
 from harness.judging.summarize import summarize
+from harness.live.lines import PlainView
 from harness.report import github, junit, wording
 from mecefo_runtime.system.events import Event
 from tests.harness.analysis.test_attempts import RESTART, STEP, Log
@@ -282,6 +285,15 @@ def test_the_recovery_from_the_loss_of_a_store_is_the_first_step_of_the_new_atte
     assert incident.recovery_seconds == pytest.approx(RESTART + STEP)
     # The older ranks' own steps are none of it, and their end is no loss of another cause.
     assert summarized(events)["unplanned_losses"] == []
+
+
+def test_the_live_view_waits_for_the_new_attempt_and_says_that_training_continued():
+    stream = io.StringIO()
+    with PlainView(stream) as view:
+        for event in fenced():
+            view.feed(event)
+    lines = [line for line in stream.getvalue().splitlines() if "(first step begun after it committed)" in line]
+    assert len(lines) == 1 and f"training continued after kill-process on the store, {RESTART + STEP:.2f} s" in lines[0]
 
 
 def test_orphans_that_train_to_the_end_are_no_recovery():
