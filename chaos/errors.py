@@ -7,6 +7,7 @@
     │   ├── TargetNotFound       nothing of the target is there any more
     │   ├── NotOurs              what is there was not started by this run
     │   └── EffectNotSeen        applied, but its effect was not seen in time
+    ├── BudgetExceeded        5  a figure takes too many operations, and is not known (harness.analysis.contained)
     ├── HealError             6  something that was changed could not be changed back
     └── EnvironmentFailure    3  the machine refuses: full disk, unwritable folder, no more processes
         ├── StoreError           the folder of runs may not be read or written (harness.store.runs)

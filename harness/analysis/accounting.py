@@ -16,6 +16,7 @@ from math import fsum, inf, prod
 
 from harness.analysis.attribution import COORDINATOR, UnplannedLoss
 from harness.analysis.command.attempts import COMMAND_RUNTIME
+from harness.analysis.contained import charge
 from harness.analysis.incident import MeasuredIncident
 from harness.analysis.regroups import Stall, joined_times, overlaps
 from harness.analysis.steps import CommittedStep, median_step_seconds, num_committed, showing_recovery
@@ -111,6 +112,11 @@ def account(segments: Iterable[Segment]) -> Account:
 
 
 def partition(timeline: Timeline) -> tuple[Segment, ...]:
+    """`partitioned`, which is done once."""
+    return timeline.once("time accounting", lambda: partitioned(timeline))
+
+
+def partitioned(timeline: Timeline) -> tuple[Segment, ...]:
     """The wall clock of the main job, `job_started` to `job_ended`, as adjacent segments in the order of time.
 
     A segment belongs to the incident that its cause names, otherwise to the incident injected last before it; what is
@@ -162,6 +168,7 @@ def resolve(
     One of the claims has to hold for all of that time. Pieces are also cut at `cuts`.
     """
     waiting = sorted(claims, key=lambda claim: claim.start, reverse=True)
+    charge(len(waiting))
     times = [*(time for claim in waiting for time in (claim.start, claim.end)), *cuts]
     # The strongest on top, of several the one that ends first, of several the one that began first.
     active: list[tuple[int, float, int, Claim]] = []
@@ -244,6 +251,7 @@ def _stretches(timeline: Timeline, until_seconds: float) -> Iterable[_Stretch]:
         right = end if number + 1 == len(blocks) else min(end, steps[behind - 1].committed_seconds)
         since, num_taken = num_taken, bisect_left(claims, right, key=lambda claim: claim.start)
         active = [claim for claim in (*active, *claims[since:num_taken]) if claim.end > left]
+        charge(len(active))
         if left < right:
             # They do not overlap, so that their ends are in order, too.
             first_away = bisect_right(absences, left, key=lambda absence: absence[1])
@@ -323,7 +331,7 @@ def _incident_claims(incident: MeasuredIncident, timeline: Timeline) -> Iterable
         # Nothing commits while a rank of it is held: a commit ends the hold, whatever the record of the release says.
         # But a rank can be held in its next step before the leader has told the commit of the last one.
         later = range(num_committed(steps, incident.held), len(steps))
-        following = next((steps[i] for i in later if steps[i].step >= (incident.step or 0)), None)
+        following = next((steps[i] for i in _charged(later) if steps[i].step >= (incident.step or 0)), None)
         until = until if following is None else min(until, following.committed_seconds)
         yield Claim(incident.held, until, Strength.HOLD, "injection", incident.incident)
     if injected is None or not incident.ranks:
@@ -360,6 +368,12 @@ def _end_of_attempt(
         noticed = timeline.noticed(incident, resumed)
         until = ended if noticed is None else max(ended, noticed)
         yield Claim(since, until, Strength.DETECTION, "detection", incident.incident)
+
+
+def _charged(numbers: Iterable[int]) -> Iterable[int]:
+    for number in numbers:
+        charge()
+        yield number
 
 
 def _stall_claims(stall: Stall, timeline: Timeline) -> Iterable[Claim]:

@@ -31,6 +31,7 @@ from math import inf
 from signal import SIGKILL
 
 from harness.analysis.command.attempts import Starts
+from harness.analysis.contained import charge
 from harness.analysis.regroups import takes_coordinator
 from harness.analysis.steps import Steps, num_committed, showing_recovery
 from mecefo_runtime.system.command_records import StepsCounted
@@ -185,6 +186,7 @@ class _Effects:
         Nobody asks for a time before `oldest` any more. Of those that were done in an instant the last one stands for
         all.
         """
+        charge(len(self._active))
         kept = [effect for effect in self._active if any(until >= oldest for _, until in self._spans(effect))]
         if len(kept) < len(self._active):
             self._active, self._is_active = kept, {effect.incident for effect in kept}
@@ -200,6 +202,7 @@ class _Effects:
         found: Effect | None = None
         while self._active and found is None:
             effect = self._active.pop()
+            charge()
             if effect.ranks and effect.is_at_work(at):
                 found = effect
             if any(until >= at for _, until in effect.spans):
@@ -241,6 +244,7 @@ class _Effects:
                 place += 1
             while active and active[0][0] < at:
                 heappop(active)
+            charge(len(active))
             found[number] = {incident for _, incident in active}
         return found
 

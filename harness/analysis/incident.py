@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.analysis.attribution import Attribution
 from harness.analysis.command.attempts import Starts, is_of_launcher
+from harness.analysis.contained import charge
 from harness.analysis.regroups import RUNGS, OwnStalls, Stall, StateRestore
 from harness.analysis.steps import (
     CommittedStep,
@@ -285,6 +286,7 @@ def read_incidents(
     newest_began = max((step.began_seconds for step in steps.every), default=-inf)
     incidents = []
     for i in sorted(told.plans.keys() | told.firsts.keys()):
+        charge()
         known, firsts = _known(i, told.plans.get(i), told.firsts.get(i, {})), told.firsts.get(i, {})
         if NotDue in firsts:
             continue
@@ -439,6 +441,7 @@ def _restored(
         ):
             continue
         row.append(number)
+        charge()
         if len(row) < RESTORED_STEPS:
             continue
         if row[0] >= block_end:

@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from harness.analysis.contained import charge
 from harness.analysis.steps import CommittedStep, committed_seconds, num_committed
 from mecefo_runtime.job.config import JOB_FAILED
 from mecefo_runtime.system.job_records import (
@@ -158,6 +159,7 @@ class OwnStalls:
         """Those that ended in that time."""
         first = bisect_left(self._stalls, since, key=_ended)
         last = bisect_right(self._stalls, until, key=_ended)
+        charge(last - first)
         return (self._stalls[index] for index in range(first, last) if self._may_own(self._stalls[index]))
 
     def _may_own(self, stall: Stall) -> bool:

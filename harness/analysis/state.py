@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-from bisect import insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from harness.analysis.command.attempts import COMMAND_RUNTIME
+from harness.analysis.contained import Shared
 from harness.analysis.ranks import Ranks
 from harness.analysis.step_ledger import StepLedger
 from harness.analysis.steps import BASELINE_STEPS, CommittedStep, usual_step_seconds
 from harness.analysis.timeline import Timeline, Told, read
 from harness.analysis.words import num_layers
+from mecefo_runtime.system.command_records import StateChecksums
 from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
 from mecefo_runtime.system.job_records import (
     CheckpointFailed,
@@ -28,6 +29,7 @@ from mecefo_runtime.system.records import parse
 from mecefo_runtime.system.run_records import Injected, Residue, RunEnded, Warned
 
 R = TypeVar("R", bound=Record)
+T = TypeVar("T")
 
 
 class RunState:
@@ -37,7 +39,8 @@ class RunState:
     asked for, again only after something new was fed, and of steps that are long over not again (see `Steps.memo`).
     Whoever reads it beside the thread that feeds it holds `lock` meanwhile.
     An event that makes no sense is counted in `unread`, by its kind, and changes nothing more. `unix_offset_seconds` is
-    to be added to a time of the newest event to have Unix time. `ranks` are those of the main job.
+    to be added to a time of the newest event to have Unix time. `ranks` are those of the main job. `size` is what there
+    is to look at: its events, of which those with checksums count as many as these are.
     """
 
     def __init__(self) -> None:
@@ -48,6 +51,8 @@ class RunState:
         self.unix_offset_seconds = 0.0
         self._steps = {MAIN_JOB: StepLedger(), TWIN_JOB: StepLedger()}
         self._records: dict[str, list[Record]] = {MAIN_JOB: [], TWIN_JOB: []}
+        # Jobs whose records did not come by time.
+        self._unsorted: set[str] = set()
         self._first_of: dict[tuple[type[Record], str], Record] = {}
         self._injected: set[int] = set()
         # What each process of the main job committed and saved: by that the generations of a command are found.
@@ -61,15 +66,17 @@ class RunState:
         self._ended_seconds: float | None = None
         self._newest_seconds: float | None = None
         self._timeline: Timeline | None = None
+        self.size = 0
 
     def feed(self, event: Event) -> Record | None:
         """Process one event; returns its record, or None when it is malformed."""
         with self.lock:
+            self.size += 1
             try:
                 record = parse(event)
                 if record.job == MAIN_JOB:
                     self.ranks.feed(record)
-            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError):
                 # Of a damaged log, or of one by another version: no run is to suffer from it.
                 self.unread[event.kind] += 1
                 return None
@@ -87,9 +94,9 @@ class RunState:
                 since = ((step.committed_seconds, seconds) for step, seconds in waits if step is not None)
                 self._timeline = read(
                     Told(
-                        records=self._records[MAIN_JOB],
+                        records=self._in_order(MAIN_JOB),
                         steps=main.steps,
-                        twin_records=self._records[TWIN_JOB],
+                        twin_records=self._in_order(TWIN_JOB),
                         twin=self._steps[TWIN_JOB].steps,
                         first_step_told_seconds=main.first_told_seconds,
                         checkpoints=tuple(sorted((at, at + seconds) for at, seconds in since)),
@@ -128,7 +135,7 @@ class RunState:
 
     def of(self, kind: type[R], job: str = MAIN_JOB) -> Iterator[R]:
         """The records of that kind, by time; not those of steps and checkpoints, which are in the timeline."""
-        return (record for record in self._records[job] if isinstance(record, kind))
+        return (record for record in self._in_order(job) if isinstance(record, kind))
 
     def first_of(self, kind: type[R], job: str = MAIN_JOB) -> R | None:
         """The first record of that kind."""
@@ -192,8 +199,11 @@ class RunState:
                     self._unsaved.setdefault(record.step, (record.monotonic_seconds, record.reason))
             case Warned():
                 pass
+            case StateChecksums():
+                self.size += len(record.sums) // 8
+                self._file(record)
             case _:
-                insort(self._records[record.job], record, key=_happened)
+                self._file(record)
                 known = self._first_of.setdefault((type(record), record.job), record)
                 if record.monotonic_seconds < known.monotonic_seconds:
                     self._first_of[type(record), record.job] = record
@@ -203,6 +213,20 @@ class RunState:
                     self._steps[MAIN_JOB].note_process(record)
                 elif record.job == MAIN_JOB and isinstance(record, JobStarted) and record.runtime == COMMAND_RUNTIME:
                     self._steps[MAIN_JOB].believe_processes()
+
+    def _file(self, record: Record) -> None:
+        """Put it among the others, which are put in order when they are read."""
+        records = self._records[record.job]
+        if records and record.monotonic_seconds < records[-1].monotonic_seconds:
+            self._unsorted.add(record.job)
+        records.append(record)
+
+    def _in_order(self, job: str) -> list[Record]:
+        with self.lock:
+            if job in self._unsorted:
+                self._records[job].sort(key=_happened)
+                self._unsorted.discard(job)
+            return self._records[job]
 
     def _note_time(self, record: Record) -> None:
         at = record.monotonic_seconds
@@ -217,8 +241,32 @@ def _happened(record: Record) -> float:
     return record.monotonic_seconds
 
 
+class EventLog(list[Event]):
+    """The events of a log in the order of the file. What is computed from all of them is computed once."""
+
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        super().__init__(events)
+        self._state: RunState | None = None
+        self._shared = Shared()
+
+    @property
+    def state(self) -> RunState:
+        """The state after all of them."""
+        if self._state is None:
+            self._state = _fed(self)
+        return self._state
+
+    def once(self, what: str, compute: Callable[[], T]) -> T:
+        """See `Shared.once`."""
+        return self._shared.once(what, compute)
+
+
 def state_of(events: Iterable[Event]) -> RunState:
-    """The state after all of `events`."""
+    """The state after all of `events`; of a log, the one that all share."""
+    return events.state if isinstance(events, EventLog) else _fed(events)
+
+
+def _fed(events: Iterable[Event]) -> RunState:
     state = RunState()
     for event in events:
         state.feed(event)

@@ -64,6 +64,11 @@ OUTAGE_STEPS = 2.0
 
 
 def measure(timeline: Timeline) -> Throughput:
+    """`measured`, which is done once."""
+    return timeline.once("throughput", lambda: measured(timeline))
+
+
+def measured(timeline: Timeline) -> Throughput:
     """The throughput figures of a run."""
     steps = timeline.steps.first
     before = median_work_per_second(timeline.baseline)
@@ -155,6 +160,10 @@ def _during(timeline: Timeline, windows: Sequence[tuple[float, float]]) -> float
 
 def windows_under_fault(timeline: Timeline) -> list[tuple[float, float]]:
     """The times from injection to repair, overlapping ones joined."""
+    return timeline.once("windows under fault", lambda: _windows_under_fault(timeline))
+
+
+def _windows_under_fault(timeline: Timeline) -> list[tuple[float, float]]:
     steps = timeline.steps.first
     last_commit = steps[-1].committed_seconds if steps else timeline.ended_seconds
     # The teardown of a job that completed is no training time; one that died stood still until its end.

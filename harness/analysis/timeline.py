@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -21,6 +21,7 @@ from harness.analysis.command.generations import Overlap, find_overlaps
 from harness.analysis.command.job_length import Baseline, JobLength, measure_length
 from harness.analysis.command.observation import Observation, read_observation
 from harness.analysis.command.replica_state import ReplicaComparison, compare_replicas
+from harness.analysis.contained import Shared, could_not
 from harness.analysis.history import kept_steps
 from harness.analysis.incident import MeasuredIncident, read_incidents
 from harness.analysis.regroups import Stall, coordinator_downs, joined_times, read_stalls
@@ -43,6 +44,8 @@ from mecefo_runtime.system.job_records import (
 )
 from mecefo_runtime.system.record import Record
 from mecefo_runtime.system.run_records import NotDue, RunEnded
+
+T = TypeVar("T")
 
 STEADY_STEPS = 3
 """So many steps in a row show that an external job has warmed up ..."""
@@ -247,7 +250,20 @@ class Timeline:
         if not struck or not is_told or self.first_injected is None:
             return None
         ranks = sorted({rank for incident in struck for rank in incident.ranks})
-        return compare_replicas(self.state_checksums, self.first_injected, ranks)
+        try:
+            return compare_replicas(self.state_checksums, self.first_injected, ranks)
+        except Exception as error:
+            # Whoever asks for it has other things to say, too.
+            why = could_not("comparison of the replicas", error)
+            return ReplicaComparison(unknown=why, failure=why)
+
+    def once(self, what: str, compute: Callable[[], T]) -> T:
+        """What `compute` makes of this timeline, for all who ask for `what`; see `Shared.once`."""
+        return self._shared.once(what, compute)
+
+    @cached_property
+    def _shared(self) -> Shared:
+        return Shared()
 
     @cached_property
     def overlaps(self) -> tuple[Overlap, ...]:

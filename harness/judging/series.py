@@ -10,6 +10,7 @@ from itertools import accumulate
 from math import ceil, isfinite
 from typing import Literal
 
+from harness.analysis.contained import charge
 from harness.analysis.state import RunState
 from harness.analysis.steps import CommittedStep
 from harness.analysis.throughput import is_within, steps_after, windows_under_fault
@@ -141,6 +142,7 @@ class Recorded:
         work = 0.0
         steps, earliest_began = self._timeline.steps.first, self._earliest_began
         for index in range(bisect_right(steps, start, key=lambda step: step.committed_seconds), len(steps)):
+            charge()
             if earliest_began[index] >= end:
                 break
             step = steps[index]

@@ -10,6 +10,7 @@ from math import inf, isfinite
 from typing import TypeVar
 
 from harness.analysis.command.attempts import COMMAND_RUNTIME
+from harness.analysis.contained import charge
 from harness.analysis.state import RunState, state_of
 from harness.analysis.steps import WORK_UNITS, CommittedStep, step_under_way
 from mecefo_runtime.job.layout import Layout
@@ -232,6 +233,7 @@ def _layer_lanes(state: RunState) -> dict[int, tuple[Holding, ...]]:
             continue
         until = end if later is None else later[0].monotonic_seconds
         members = set(told.members or layout.ranks())
+        charge(len(ranks))
         for rank in ranks:
             # Whoever is killed is gone at once, not when the others have agreed on it.
             own_end = min(_next(lost.get(rank, ()), since), _next(restarting, since), until)

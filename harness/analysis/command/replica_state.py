@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from harness.analysis.contained import charge
 from mecefo_runtime.system.command_records import StateChecksums
 
 _DIGITS = 8
@@ -32,12 +33,14 @@ class Difference:
 class ReplicaComparison:
     """`differences` in the order in which they were seen; `last_step` is that of the last look at several ranks.
 
-    `unknown` says why a value that one rank alone has wrong could not have been seen, None where it could.
+    `unknown` says why a value that one rank alone has wrong could not have been seen, None where it could; `failure`
+    that the comparison itself failed.
     """
 
     differences: tuple[Difference, ...] = ()
     last_step: int | None = None
     unknown: str | None = None
+    failure: str | None = None
 
     @property
     def lasting(self) -> tuple[Difference, ...]:
@@ -151,6 +154,7 @@ def _held_in_common(looks: Sequence[_Look]) -> dict[str, list[tuple[int, ...]]]:
                     groups.setdefault(tensor, [ranks])
         if look.is_alike and grouped <= look.held.keys():
             continue
+        charge(len(groups) + sum(len(held.places) for held in look.held.values()))
         for tensor, known in groups.items():
             if known and any(tensor in held.places for held in look.held.values()):
                 groups[tensor] = [part for group in known for part in _equal(look, tensor, group)]
@@ -181,6 +185,7 @@ def _differences(
     for number, look in enumerate(looks):
         # Where all hold the same, only what differed before can have changed.
         of = sorted(since) if look.is_alike else range(len(every))
+        charge(sum(len(every[index][1]) for index in of))
         for index in of:
             tensor, group = every[index]
             told = ((rank, held.of(tensor)) for rank in group if (held := look.held.get(rank)) is not None)
