@@ -53,15 +53,13 @@ def compare_losses(
         deviation_ratio=None if final is None or twin_loss is None else _deviation(final, twin_loss),
         curve_max_deviation_ratio=_largest(deviations),
         num_steps=len(last),
-        first_non_finite_step=min(
-            (
-                step.step
-                for step in (main if every is None else every)
-                if step.loss is not None and not isfinite(step.loss)
-            ),
-            default=None,
-        ),
+        first_non_finite_step=first_non_finite(main if every is None else every),
     )
+
+
+def first_non_finite(steps: Iterable[CommittedStep]) -> int | None:
+    """The first step whose loss is NaN or infinite."""
+    return min((step.step for step in steps if step.loss is not None and not isfinite(step.loss)), default=None)
 
 
 def count_steps_lost(timeline: Timeline) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from math import inf
 
@@ -42,24 +42,33 @@ MUCH_HELD = 0.1
 """Ranks that this tool held for such a share of the time under the fault are named."""
 
 
-def caveats(summary: Summary, timeline: Timeline | None, num_unreadable: int) -> list[str]:
-    """The caveats of a run; `summary` holds its figures already."""
+Part = Callable[[], Iterable[str]]
+
+
+def caveats(
+    summary: Summary,
+    timeline: Timeline | None,
+    num_unreadable: int,
+    part: Callable[[Part], Iterable[str]] = lambda part: part(),
+) -> list[str]:
+    """The caveats of a run; `summary` holds its figures already. `part` contains those of which one fails."""
     return [
-        *_of_the_log(summary, num_unreadable),
-        *_of_the_set_up(summary),
-        *_of_the_command(summary, timeline),
-        *own_caveats(timeline),
-        *_of_the_restarts(timeline),
-        *_of_the_speed(summary),
-        *_of_the_holds(summary, timeline),
-        *_of_the_losses(summary, timeline),
-        *_of_the_steps_left_out(timeline),
-        *(_of_the_incidents(summary, timeline) if timeline is not None else ()),
-        *milder_faults(summary, timeline),
-        *_of_what_did_not_fire(timeline),
-        *_of_the_unplanned(summary),
-        *_of_the_checkpoints(timeline),
-        *_of_the_repairs(timeline),
+        *part(lambda: _of_the_log(summary, num_unreadable)),
+        *part(lambda: _of_the_set_up(summary)),
+        *part(lambda: _of_the_command(summary, timeline)),
+        *part(lambda: own_caveats(timeline)),
+        *part(lambda: _of_the_restarts(timeline)),
+        *part(lambda: _of_the_speed(summary)),
+        *part(lambda: _of_the_holds(summary, timeline)),
+        *part(lambda: _of_the_losses(summary, timeline)),
+        *part(lambda: _of_the_steps_left_out(timeline)),
+        *part(lambda: _of_the_incidents(summary, timeline) if timeline is not None else ()),
+        *part(lambda: () if timeline is None else _of_the_shared_badput(timeline)),
+        *part(lambda: milder_faults(summary, timeline)),
+        *part(lambda: _of_what_did_not_fire(timeline)),
+        *part(lambda: _of_the_unplanned(summary)),
+        *part(lambda: _of_the_checkpoints(timeline)),
+        *part(lambda: _of_the_repairs(timeline)),
     ]
 
 
@@ -494,7 +503,7 @@ def _of_the_incidents(summary: Summary, timeline: Timeline) -> list[str]:
             f"{name_numbers('Incident', slow)}: throughput did not come back to 95% over {RESTORED_STEPS} steps "
             "before the run ended."
         )
-    return [*found, *_of_the_shared_badput(timeline)]
+    return found
 
 
 def _of_the_shared_badput(timeline: Timeline) -> Iterator[str]:

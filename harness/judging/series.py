@@ -152,6 +152,11 @@ class Recorded:
         return work
 
 
+def recorded_of(state: RunState) -> Recorded:
+    """What a run has recorded; made once for all who ask."""
+    return state.timeline.once("series", lambda: Recorded(state))
+
+
 SERIES: Mapping[str, Series] = {
     series.name: series
     for series in (

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from harness.analysis import accounting, approximation, diagnosis, integrity, throughput
 from harness.analysis.attribution import UnplannedLoss
 from harness.analysis.command.attempts import COMMAND_RUNTIME, attempt_at
+from harness.analysis.contained import as_far_as_it_goes, attempt
 from harness.analysis.incident import MeasuredIncident
+from harness.analysis.integrity import first_non_finite
 from harness.analysis.regroups import StateRestore
-from harness.analysis.state import RunState, state_of
+from harness.analysis.state import EventLog, RunState, state_of
 from harness.analysis.steps import WARM_UP_STEPS, WORK_UNITS, median_step_seconds, median_work_per_second
 from harness.analysis.timeline import Timeline
 from harness.analysis.violations import find_diverged_units
 from harness.judging.caveats import caveats
 from harness.judging.doubts import doubts_of, left_open, without_failures
 from harness.judging.gates import builtin_gates, evaluate_all
-from harness.judging.series import Recorded
+from harness.judging.series import recorded_of
 from harness.judging.summary import Emulated, IncidentSummary, NamedCause, Summary, Throughput, UnplannedLossSummary
 from harness.judging.verdict import EXIT_CODES, Verdict, judge
 from mecefo_runtime.system.command_records import OrphansEnded
@@ -64,7 +66,7 @@ def summarize(
 ) -> Summary:
     """The summary of a run, from its events alone; the same events give the same summary.
 
-    A part of the analysis that breaks down leaves its figures None and makes the verdict inconclusive at best.
+    A part of the analysis that fails leaves its figures None and makes the verdict inconclusive at best.
 
     Args:
         events: the log, whole or cut off, in any order.
@@ -73,28 +75,29 @@ def summarize(
         doubts: what else was found to be wrong with the log (see `harness.judging.doubts`).
         gates: what is judged in place of the gates that were asked for.
     """
-    problems = ["the log ends within a line"] if ends_in_a_line else []
-    state = state_of(events)
-    doubts = [*doubts, *doubts_of(events, state, unreadable)]
-    is_told = not state.unread.keys() & _FIGURES_NEED
-    times = _attempt("timeline", lambda: state.timeline, problems) if is_told else None
-    figures = _figures(state, times, problems)
-    figures = replace(
-        figures, caveats=tuple(_attempt("caveats", lambda: caveats(figures, times, len(unreadable)), problems) or ())
+    problems = _Problems(len(events))
+    if ends_in_a_line:
+        problems.said.append("the log ends within a line")
+    state = problems.attempt("state of the run", lambda: state_of(events)) or RunState()
+    problems.size = max(problems.size, state.size)
+    checked = as_far_as_it_goes(
+        "check of the log", lambda: doubts_of(events, state, unreadable), problems.said, size=problems.size
     )
+    doubts = [*doubts, *checked]
+    times, figures = _known(events, state, problems, len(unreadable))
     asked = _asked_gates(state) if gates is None else gates
     results = evaluate_all(
         asked,
         figures,
         builtin_gates(figures.runtime, figures.strategy, went_back=_went_back(figures)),
-        None if times is None else Recorded(state),
+        None if times is None else problems.attempt("steps", lambda: recorded_of(state)),
         state.first_of(Aborted),
     )
     if doubts:
         results, figures = left_open(results, state.first_of(Aborted)), without_failures(figures)
-    verdict = _attempt("verdict", lambda: judge(state, times, figures, results, problems, doubts), problems)
+    verdict = problems.attempt("verdict", lambda: judge(state, times, figures, results, problems.said, doubts))
     if verdict is None:
-        verdict = Verdict("inconclusive", EXIT_CODES["inconclusive"], (*doubts, *problems))
+        verdict = Verdict("inconclusive", EXIT_CODES["inconclusive"], (*doubts, *problems.said))
     return replace(
         figures,
         verdict=verdict.verdict,
@@ -102,6 +105,46 @@ def summarize(
         reasons=verdict.reasons,
         gates=tuple(results),
     )
+
+
+class _Problems:
+    """What could not be computed, in sentences; `size` is that of the log, by which its analyses are bounded."""
+
+    def __init__(self, size: int, said: Sequence[str] = ()) -> None:
+        self.size = size
+        self.said = list(said)
+
+    def attempt(self, what: str, compute: Callable[[], T]) -> T | None:
+        """The result of `compute`, or None and a sentence: an analysis that fails knows nothing."""
+        return attempt(what, compute, self.said, size=self.size)
+
+
+def _known(
+    events: Sequence[Event], state: RunState, problems: _Problems, num_unreadable: int
+) -> tuple[Timeline | None, Summary]:
+    """The timeline and all that was measured: of a log that is judged again, by other gates, what is known of it."""
+
+    def compute() -> tuple[Timeline | None, Summary, list[str]]:
+        own = _Problems(problems.size)
+        is_told = not state.unread.keys() & _FIGURES_NEED
+        times = own.attempt("timeline", lambda: state.timeline) if is_told else None
+        figures = own.attempt("figures", lambda: _figures(state, times, own)) or _nothing_known(state, own)
+
+        def part(told: Callable[[], Iterable[str]]) -> list[str]:
+            return as_far_as_it_goes("caveats", told, own.said, size=own.size)
+
+        said = own.attempt("caveats", lambda: caveats(figures, times, num_unreadable, part)) or []
+        return times, replace(figures, caveats=tuple(said)), own.said
+
+    times, figures, said = events.once("figures", compute) if isinstance(events, EventLog) else compute()
+    problems.said += said
+    return times, figures
+
+
+def _nothing_known(state: RunState, problems: _Problems) -> Summary:
+    """The figures of a run of which none is known."""
+    identity = problems.attempt("identity of the run", lambda: _identity(state, None)) or {}
+    return Summary(**identity | dict.fromkeys(_COUNTS))
 
 
 def _went_back(figures: Summary) -> bool:
@@ -114,33 +157,37 @@ _COUNTS = ("steps_committed", "steps_lost", "steps_repeated", "samples_lost", "u
 """Figures that are 0 of nothing, and must not be 0 of what could not be read."""
 
 
-def _figures(state: RunState, times: Timeline | None, problems: list[str]) -> Summary:
+def _figures(state: RunState, times: Timeline | None, problems: _Problems) -> Summary:
     """All that was measured; not judged yet."""
     known = _identity(state, times)
     if times is None:
-        known |= _measured(RunState(), RunState().timeline, []) | dict.fromkeys(_COUNTS)
+        known |= _measured(RunState(), RunState().timeline, _Problems(0)) | dict.fromkeys(_COUNTS)
     else:
         known |= _measured(state, times, problems)
     job_started = state.first_of(JobStarted)
     emulation = None if job_started is None else job_started.emulation
     is_emulated = emulation is not None
     finished, steps = tuple(state.of(RankFinished)), times.steps.first if times else ()
-    diverged = _attempt("diverged state", lambda: find_diverged_units(finished), problems)
+    diverged = problems.attempt("diverged state", lambda: find_diverged_units(finished))
     known["diverged_units"] = None if diverged is None else len(diverged)
-    if times is not None and times.replicas is not None and times.replicas.unknown is None:
-        known["diverged_units"] = len({one.tensor for one in times.replicas.lasting})
-    known["degraded_share_ratio"] = _attempt(
-        "approximation", lambda: approximation.degraded_share_ratio(state.of(LayoutTold), steps), problems
+    replicas = problems.attempt("comparison of the replicas", lambda: None if times is None else times.replicas)
+    if replicas is not None and replicas.failure is not None:
+        known["diverged_units"] = None
+        problems.said.append(replicas.failure)
+    elif replicas is not None and replicas.unknown is None:
+        known["diverged_units"] = len({one.tensor for one in replicas.lasting})
+    known["degraded_share_ratio"] = problems.attempt(
+        "approximation", lambda: approximation.degraded_share_ratio(state.of(LayoutTold), steps)
     )
-    known["projected_share_ratio"] = _attempt(
-        "approximation", lambda: approximation.projected_share_ratio(state.of(LayoutTold), steps), problems
+    known["projected_share_ratio"] = problems.attempt(
+        "approximation", lambda: approximation.projected_share_ratio(state.of(LayoutTold), steps)
     )
     known["unfit_steps"] = sum(1 for _ in state.of(StepUnfit))
-    seconds = _attempt("compute", lambda: integrity.compute_seconds(finished), problems)
+    seconds = problems.attempt("compute", lambda: integrity.compute_seconds(finished))
     known["compute_cpu_seconds"] = None if seconds is None else seconds[0]
     ratio = known["dilation_ratio"]
-    known["dilation_overrun_ratio"] = _attempt(
-        "dilation", lambda: integrity.dilation_overrun_ratio(finished, ratio, is_emulated=is_emulated), problems
+    known["dilation_overrun_ratio"] = problems.attempt(
+        "dilation", lambda: integrity.dilation_overrun_ratio(finished, ratio, is_emulated=is_emulated)
     )
     if (ratio or 1) > 1 or is_emulated:
         ratings = state.first_of(RatingsAgreed)
@@ -150,10 +197,10 @@ def _figures(state: RunState, times: Timeline | None, problems: list[str]) -> Su
             known["ratings"] = {"costs": ratings.costs, **told}
             if ratings.time_scale is not None:
                 known["ratings"]["time_scale"] = ratings.time_scale
-        overrun = _attempt("overruns", lambda: integrity.overruns(finished), problems)
+        overrun = problems.attempt("overruns", lambda: integrity.overruns(finished))
         known["overrun_segments_ratio"], known["worst_overrun_seconds"] = overrun or (None, None)
     if emulation is not None:
-        known["emulated"] = _attempt("emulation", lambda: Emulated.of(emulation, known), problems)
+        known["emulated"] = problems.attempt("emulation", lambda: Emulated.of(emulation, known))
     return Summary(**known)
 
 
@@ -193,15 +240,15 @@ def _bubble_ratio(job: Mapping[str, Any]) -> float | None:
     return (stages - 1) / (microbatches + stages - 1)
 
 
-def _measured(state: RunState, times: Timeline, problems: list[str]) -> dict[str, Any]:
-    speed = _attempt("throughput", lambda: throughput.measure(times), problems)
-    losses = _attempt("losses", lambda: _losses(times), problems)
-    segments = _attempt("time accounting", lambda: accounting.partition(times), problems)
+def _measured(state: RunState, times: Timeline, problems: _Problems) -> dict[str, Any]:
+    speed = problems.attempt("throughput", lambda: throughput.measure(times))
+    losses = problems.attempt("losses", lambda: _losses(times))
+    segments = problems.attempt("time accounting", lambda: accounting.partition(times))
     total = None if segments is None else accounting.account(segments)
-    named = _attempt("diagnoses", lambda: diagnosis.diagnose(state.of(Record), times), problems)
+    named = problems.attempt("diagnoses", lambda: diagnosis.diagnose(state.of(Record), times))
     speeds = Throughput() if speed is None else Throughput(speed.before, speed.during, speed.after)
     is_command = times.runtime == COMMAND_RUNTIME
-    judged = _attempt("recovery", lambda: times.judged, problems)
+    judged = problems.attempt("recovery", lambda: times.judged)
     recovered = {} if judged is None else {one.incident: times.recovered(one) for one in judged}
     own: dict[int | None, list[accounting.Segment]] = {}
     for segment in segments or ():
@@ -210,12 +257,14 @@ def _measured(state: RunState, times: Timeline, problems: list[str]) -> dict[str
         "steps_planned": times.steps_planned,
         "steps_committed": len(times.steps.first) if times.steps_are_counted else None,
         "steps_unknown_because": times.steps_unknown_because,
-        "steps_lost": _attempt("steps lost", lambda: integrity.count_steps_lost(times), problems),
+        "steps_lost": problems.attempt("steps lost", lambda: integrity.count_steps_lost(times)),
         "steps_repeated": len(times.steps.redone) if times.steps_are_counted else None,
         "attempts": len(times.attempts) if is_command else None,
-        **_of_the_attempts(times),
-        "steps_from_scratch": _steps_from_scratch(times) if is_command else None,
-        "samples_lost": _attempt("samples lost", lambda: integrity.count_samples_lost(times), problems),
+        **(problems.attempt("attempts", lambda: _of_the_attempts(times)) or {}),
+        "steps_from_scratch": problems.attempt("steps from scratch", lambda: _steps_from_scratch(times))
+        if is_command
+        else None,
+        "samples_lost": problems.attempt("samples lost", lambda: integrity.count_samples_lost(times)),
         "throughput_unit": times.steps.unit,
         "throughput_per_second": speeds,
         "throughput_tokens_per_second": speeds if times.steps.unit == WORK_UNITS[0] else Throughput(),
@@ -227,18 +276,28 @@ def _measured(state: RunState, times: Timeline, problems: list[str]) -> dict[str
         "paid_capacity_ratio": speed and speed.paid_capacity_ratio,
         "num_steps_before": speed and speed.num_steps_before,
         "num_steps_after": speed and speed.num_steps_after,
-        "step_seconds": median_step_seconds(times.baseline),
+        "step_seconds": problems.attempt("duration of a step", lambda: median_step_seconds(times.baseline)),
         "final_loss": losses and losses.final,
         "twin_loss": losses and losses.twin,
         "loss_deviation_ratio": losses and losses.deviation_ratio,
         "loss_curve_max_deviation_ratio": losses and losses.curve_max_deviation_ratio,
         "num_loss_steps": losses and losses.num_steps,
-        "first_non_finite_loss_step": losses and losses.first_non_finite_step,
-        **(_of_the_twin(state, times, total) if is_command else {}),
+        # A loss that is not finite stays one, whatever else of the losses is not known.
+        "first_non_finite_loss_step": problems.attempt("losses", lambda: first_non_finite(times.steps.every))
+        if losses is None
+        else losses.first_non_finite_step,
+        **(problems.attempt("figures of the baseline", lambda: _of_the_twin(state, times, total)) or {}),
         "group_backends": _group_backends(state),
         "layout_changes": None if is_command else sum(stall.regrouped_seconds is not None for stall in times.stalls),
         "incidents": tuple(
-            _incident(one, times, own.get(one.incident, ()), named, recovered.get(one.incident))
+            _incident(
+                one,
+                times,
+                None if segments is None else own.get(one.incident, ()),
+                named,
+                recovered.get(one.incident),
+                problems,
+            )
             for one in (times.incidents if judged is None else judged)
         ),
         "incidents_not_due": len(times.not_due),
@@ -250,7 +309,7 @@ def _measured(state: RunState, times: Timeline, problems: list[str]) -> dict[str
         "unrecovered_incidents": None
         if judged is None
         else sum(recovered[one.incident] is False for one in judged if one.verified is not None),
-        **((_attempt("generations", lambda: _of_the_generations(state, times), problems) or {}) if is_command else {}),
+        **((problems.attempt("generations", lambda: _of_the_generations(state, times)) or {}) if is_command else {}),
         "wall_clock_seconds": total and total.wall_clock_seconds,
         "productive_seconds": total and total.productive_seconds,
         "badput_seconds": dict(total.badput_seconds) if total else dict.fromkeys(accounting.BADPUT_CAUSES),
@@ -281,7 +340,12 @@ def _losses(times: Timeline) -> integrity.LossComparison:
 
 
 def _of_the_twin(state: RunState, times: Timeline, total: accounting.Account | None) -> dict[str, Any]:
-    """How fast the fault-free baseline was, and how much longer the job took: both had the machine to themselves."""
+    """How fast the fault-free baseline of a command was, and how much longer the job took.
+
+    Both had the machine to themselves.
+    """
+    if times.runtime != COMMAND_RUNTIME:
+        return {}
     began, ended = state.first_of(JobStarted, TWIN_JOB), state.first_of(JobEnded, TWIN_JOB)
     if began is None or ended is None or ended.outcome != "completed" or times.is_twin_disturbed:
         return {}
@@ -325,12 +389,37 @@ def _group_backends(state: RunState) -> tuple[str, ...] | None:
 def _incident(
     incident: MeasuredIncident,
     times: Timeline,
-    segments: Sequence[accounting.Segment],
+    segments: Sequence[accounting.Segment] | None,
+    named: diagnosis.Diagnoses | None,
+    recovered: bool | None,
+    problems: _Problems,
+) -> IncidentSummary:
+    """What is known of an incident; `segments` are those that it answers for, None: nobody knows."""
+    found = problems.attempt(
+        f"figures of incident {incident.incident}",
+        lambda: _incident_summary(incident, times, segments, named, recovered),
+    )
+    if found is not None:
+        return found
+    return IncidentSummary(
+        incident=incident.incident,
+        fault=incident.fault,
+        target=incident.target,
+        injected=incident.injected is not None,
+        verified=incident.verified is not None,
+        phases_seconds=dict.fromkeys(incident.phases_seconds),
+        badput_seconds=dict.fromkeys(accounting.BADPUT_CAUSES),
+    )
+
+
+def _incident_summary(
+    incident: MeasuredIncident,
+    times: Timeline,
+    segments: Sequence[accounting.Segment] | None,
     named: diagnosis.Diagnoses | None,
     recovered: bool | None,
 ) -> IncidentSummary:
-    """`segments` are those that it answers for."""
-    own = accounting.account(segments)
+    own = None if segments is None else accounting.account(segments)
     said = None if named is None else named.by_incident.get(incident.incident)
     return IncidentSummary(
         incident=incident.incident,
@@ -360,9 +449,9 @@ def _incident(
         diagnosis_seconds=None if said is None else said.seconds,
         phases_seconds=incident.phases_seconds,
         phase_order_valid=incident.is_phase_order_valid,
-        wall_clock_seconds=own.wall_clock_seconds,
-        productive_seconds=own.productive_seconds,
-        badput_seconds=dict(own.badput_seconds),
+        wall_clock_seconds=own and own.wall_clock_seconds,
+        productive_seconds=own and own.productive_seconds,
+        badput_seconds=dict(own.badput_seconds) if own else dict.fromkeys(accounting.BADPUT_CAUSES),
         state_restored=None if incident.restore is None else _since_start(incident.restore, times),
         undecided=None if incident.undecided is None else incident.undecided.code,
     )
@@ -398,12 +487,3 @@ def _asked_gates(state: RunState) -> list[str]:
     started = state.first_of(RunStarted)
     gates = (started and started.gates) or ()
     return [str(gate) for gate in gates] if isinstance(gates, list | tuple) else [str(gates)]
-
-
-def _attempt(what: str, compute: Callable[[], T], problems: list[str]) -> T | None:
-    """The result of `compute`, or None and a line in `problems`: an analysis that crashes knows nothing."""
-    try:
-        return compute()
-    except Exception as error:
-        problems.append(f"the analysis of the {what} broke down: {type(error).__name__}: {error}")
-        return None

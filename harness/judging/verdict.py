@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
 
+from harness.analysis.contained import as_far_as_it_goes
 from harness.analysis.incident import MeasuredIncident
+from harness.analysis.integrity import first_non_finite
 from harness.analysis.state import RunState
 from harness.analysis.timeline import Timeline
 from harness.analysis.undecided import LEFT_IN_ORDER
@@ -18,6 +20,7 @@ from harness.judging.own_failures import has_failed_by_itself, idle_words, own_f
 from harness.judging.summary import GateResult, Summary, UnplannedLossSummary
 from harness.judging.undecided import undecided_words
 from harness.judging.unfinished_repairs import unfinished_repairs
+from mecefo_runtime.system.events import MAIN_JOB
 from mecefo_runtime.system.job_records import JobFailed, ProcessStarted, RankFinished
 from mecefo_runtime.system.run_records import (
     Aborted,
@@ -41,6 +44,7 @@ A failure outranks what is inconclusive: gates leave unverified incidents out, s
 that was seen, and nothing that is still unknown can take that back.
 """
 
+Reasons = Callable[[], Iterable[tuple[Outcome, str]]]
 # Of the units that differ.
 _NAMED_UNITS = 4
 
@@ -67,22 +71,32 @@ def judge(
     `timeline` is None when it could not be made out; `problems` are the checks that broke down: either makes the
     verdict inconclusive at best. With `doubts` about the log it is no failure either that may be one of missing lines.
     """
-    found: list[tuple[Outcome, str]] = [("inconclusive", problem) for problem in (*doubts, *problems)]
-    found += _left_behind(state)
     losses = summary.unplanned_losses
-    found += _ending(state, timeline, losses, is_doubtful=bool(doubts))
-    # Before the gates that fail of it.
-    found += _wrong_to_the_end(state, timeline, summary, doubts) if timeline is not None else ()
-    found += _gate_reasons(gates, losses) if not doubts else ()
-    found += _end_by_a_gate(state, gates)
+    parts: list[Reasons] = [
+        lambda: _left_behind(state),
+        lambda: _ending(state, timeline, losses, is_doubtful=bool(doubts)),
+        # Before the gates that fail of it.
+        lambda: (
+            _loss_without_a_timeline(state) if timeline is None else _wrong_to_the_end(state, timeline, summary, doubts)
+        ),
+        lambda: _gate_reasons(gates, losses) if not doubts else (),
+        lambda: _end_by_a_gate(state, gates),
+    ]
     if timeline is not None:
-        found += _unless(doubts, _incident_reasons(timeline, losses, _is_without_faults(state)))
-        found += _mixed_reasons(timeline, losses)
-        found += [("inconclusive", one.words) for one in unfinished_repairs(timeline) if one.had_time]
-        found += _unless(doubts, ((one.outcome, one.words) for one in own_failures(timeline)))
-        found += [
-            ("inconclusive", _lower(ranks_differ_words(one))) for one in timeline.attempts[1:] if one.ranks_differ
+        parts += [
+            lambda: _unless(doubts, _incident_reasons(timeline, losses, _is_without_faults(state))),
+            lambda: _mixed_reasons(timeline, losses),
+            lambda: (("inconclusive", one.words) for one in unfinished_repairs(timeline) if one.had_time),
+            lambda: _unless(doubts, ((one.outcome, one.words) for one in own_failures(timeline))),
+            lambda: (
+                ("inconclusive", _lower(ranks_differ_words(one))) for one in timeline.attempts[1:] if one.ranks_differ
+            ),
         ]
+    found: list[tuple[Outcome, str]] = [("inconclusive", problem) for problem in (*doubts, *problems)]
+    for part in parts:
+        failed: list[str] = []
+        found += as_far_as_it_goes("verdict", part, failed, size=state.size)
+        found += [("inconclusive", why) for why in failed]
     found.sort(key=lambda reason: WORST_FIRST.index(reason[0]))
     if not found:
         hold = f"all {len(gates)} gates passed" if len(gates) > 1 else "the gate passed"
@@ -345,6 +359,15 @@ def _data_reasons(timeline: Timeline, summary: Summary) -> Iterable[tuple[Outcom
     elif timeline.not_finite and timeline.first_injected is not None:
         rank, step = min(timeline.not_finite, key=lambda one: one[1])
         yield "fail", f"the loss of rank {rank} is not finite from step {step} on"
+
+
+def _loss_without_a_timeline(state: RunState) -> Iterable[tuple[Outcome, str]]:
+    """That a loss is not finite is known without anything that follows from the rest of the log."""
+    first = first_non_finite(state.last_steps(MAIN_JOB, state.num_steps()[0]))
+    if first is not None:
+        is_after = any(one.step is None or one.step <= first for one in state.of(Injected))
+        outcome: Outcome = "fail" if is_after else "inconclusive"
+        yield outcome, f"the training loss is not finite from step {first} on"
 
 
 def _differing_replicas(timeline: Timeline) -> Iterable[tuple[Outcome, str]]:

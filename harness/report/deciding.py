@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from harness.analysis.state import state_of
 from harness.judging.gates import OPERATORS, Gate, GateError
 from harness.judging.metrics import Metric
-from harness.judging.series import NoValue, Recorded, Series
+from harness.judging.series import NoValue, Series, recorded_of
 from harness.judging.summary import GateResult, IncidentSummary, Summary
 from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
 
@@ -97,7 +97,7 @@ def _of_incident(incident: IncidentSummary, metric: str, events: Sequence[Event]
 def _of_series(gate: Gate, series: Series, events: Sequence[Event]) -> Iterator[Deciding]:
     """The step with the value that is farthest beyond the limit."""
     try:
-        recorded = Recorded(state_of(events))
+        recorded = recorded_of(state_of(events))
         step = recorded.extreme_step(series, gate.period, largest=gate.comparison in ("<", "<=", "=="))
     except NoValue:
         return
