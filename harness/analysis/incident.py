@@ -430,9 +430,8 @@ def _restored(
     None of them is committed before `earliest`, or of an epoch before `least_epoch`.
     """
     index = num_committed(steps.first, max(injected, earliest))
-    # Steps of later blocks all begin after it, so that rows of them are the same for all incidents.
-    following = bisect_right(steps.cuts, index)
-    block_end = steps.cuts[following] if following < len(steps.cuts) else len(steps.first)
+    # From there on all steps count and began after it, so that rows of them are the same for all incidents.
+    later = max(index, bisect_right(steps.earliest_began, injected), bisect_left(steps.least_epoch, least_epoch))
     row: list[int] = []
     for number in range(index, len(steps.first)):
         step = steps.first[number]
@@ -444,13 +443,13 @@ def _restored(
         charge()
         if len(row) < RESTORED_STEPS:
             continue
-        if row[0] >= block_end:
+        if row[0] >= later:
             break
         if _are_quick([steps.first[one] for one in row], before_work_per_second):
             return steps.first[row[0]].committed_seconds
         del row[0]
     quick = _quick_rows(steps, before_work_per_second)
-    place = bisect_left(quick, block_end)
+    place = bisect_left(quick, later)
     return steps.first[quick[place]].committed_seconds if place < len(quick) else None
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from harness.analysis.contained import could_not
 from harness.analysis.words import (
     count,
     evidence_text,
@@ -81,7 +82,11 @@ class Narrator:
         if event.kind == "step_committed" and (event.step or 0) >= self._steps.get(event.job, 0) > 0:
             self._ending.add(event.job)
         teller = getattr(self, f"_tell_{event.kind}", None)
-        sentence = teller(event, event.fields) if teller else None
+        try:
+            sentence = teller(event, event.fields) if teller else None
+        except Exception as error:
+            # Of a damaged log, or of one by another version: the others are told all the same.
+            sentence = could_not(f"sentence of {event.kind}", error)
         if sentence is None:
             return None
         return one_line(sentence if event.job == MAIN_JOB else f"fault-free baseline: {sentence}")

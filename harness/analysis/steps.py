@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from math import inf
 from statistics import median
 from typing import Any, Protocol, TypeVar
@@ -94,6 +95,16 @@ class Steps:
         if not self.redone:
             return self.first
         return tuple(sorted((*self.first, *self.redone), key=committed_seconds))
+
+    @cached_property
+    def earliest_began(self) -> Sequence[float]:
+        """By the number of one of `first`, when the first began of it and of all that were committed later."""
+        return list(accumulate((step.began_seconds for step in reversed(self.first)), min))[::-1]
+
+    @cached_property
+    def least_epoch(self) -> Sequence[int]:
+        """The same of their epochs: from there on no step is of an earlier one."""
+        return list(accumulate((step.epoch for step in reversed(self.first)), min))[::-1]
 
     @cached_property
     def first_fit(self) -> tuple[CommittedStep, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from prometheus_client import Metric
@@ -10,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from harness.analysis.accounting import BADPUT_CAUSES, PRODUCTIVE
+from harness.analysis.contained import as_far_as_it_goes
 from harness.analysis.ranks import FIDELITY
 from harness.exporter.figures import Figures
 from harness.judging.verdict import EXIT_CODES
@@ -32,14 +34,27 @@ class RunCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """All families that have a value."""
         with self._figures.state.lock:
-            parts = (_run, _steps, _ranks, self._time, _chaos)
-            return [family for part in parts for family in part(self._figures)]
+            parts = (_run, _steps, _ranks, self._goodput, self._time, _chaos, _drop, _verdict)
+            failed: list[str] = []
+            found = [
+                family
+                for part in parts
+                for family in as_far_as_it_goes(
+                    "metrics", partial(part, self._figures), failed, size=self._figures.state.size
+                )
+            ]
+            text = "Groups of figures of which some could not be computed."
+            return [*found, *_gauge("chaos_figures_failed", text, len(failed))]
 
-    def _time(self, figures: Figures) -> Iterable[Metric]:
+    def _goodput(self, figures: Figures) -> Iterable[Metric]:
         if not figures.has_job:
             return
         ratio = figures.goodput_ratio(self._clock())
         yield from _gauge("training_goodput_ratio", "Productive time over wall clock since the job started.", ratio)
+
+    def _time(self, figures: Figures) -> Iterable[Metric]:
+        if not figures.has_job:
+            return
         told = figures.told_seconds()
         text = "Wall clock of committed steps, at the speed before the first fault."
         yield from _counter("training_productive_seconds", text, told[PRODUCTIVE])
@@ -150,8 +165,14 @@ def _chaos(figures: Figures) -> Iterable[Metric]:
     yield from _gauge("chaos_undo_pending", text, figures.undo_pending)
     failures = {(kind,): n for kind, n in figures.undo_failures.items()}
     yield from _counters("chaos_undo_failed", "Failed undos.", fault, failures)
+
+
+def _drop(figures: Figures) -> Iterable[Metric]:
     text = "1 - throughput during the faults / before the first one."
     yield from _gauge("chaos_throughput_drop_ratio", text, figures.throughput_drop_ratio)
+
+
+def _verdict(figures: Figures) -> Iterable[Metric]:
     summary = figures.summary
     if summary is None:
         return

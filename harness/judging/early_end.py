@@ -13,6 +13,7 @@ from math import isfinite
 from typing import Any
 
 from chaos.experiment.gate_spec import AbortingGate, AnyGate
+from harness.analysis.contained import could_not
 from harness.analysis.integrity import samples_lost_of
 from harness.analysis.state import RunState
 from harness.judging.gates import Gate, GateError
@@ -102,6 +103,14 @@ class EarlyEnd:
         if event.kind == "job_ended":
             self._stop()
             return
+        try:
+            self._look(event)
+        except Exception as error:
+            # The run goes on, and its gates are judged at its end.
+            self._stop()
+            self._emitter.emit("warning", message=could_not("gates that may end the run", error))
+
+    def _look(self, event: Event) -> None:
         for metric, value, incident in self._reached.feed(event):
             for timer in self._timers.pop((metric, incident), ()):
                 timer.cancel()

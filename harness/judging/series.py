@@ -5,8 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import accumulate
 from math import ceil, isfinite
 from typing import Literal
 
@@ -99,11 +97,6 @@ class Recorded:
         pick = max if largest else min
         return pick(values, key=lambda pair: pair[0], default=(0.0, None))[1]
 
-    @cached_property
-    def _earliest_began(self) -> list[float]:
-        """For each step, when the first of it and all that committed after it began."""
-        return list(accumulate((step.began_seconds for step in reversed(self._timeline.steps.first)), min))[::-1]
-
     def _steps(self, period: Period | None, series: Series) -> Sequence[CommittedStep]:
         timeline = self._timeline
         steps = timeline.steps.every if series.of_every_pass else timeline.steps.first
@@ -140,7 +133,7 @@ class Recorded:
     def _work_between(self, start: float, end: float) -> float:
         """The work of each step, spread over the time from its beginning to its commit: none while training stood."""
         work = 0.0
-        steps, earliest_began = self._timeline.steps.first, self._earliest_began
+        steps, earliest_began = self._timeline.steps.first, self._timeline.steps.earliest_began
         for index in range(bisect_right(steps, start, key=lambda step: step.committed_seconds), len(steps)):
             charge()
             if earliest_began[index] >= end:

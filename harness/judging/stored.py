@@ -10,6 +10,7 @@ from chaos.errors import UsageError
 from chaos.host.run_files import EVENTS_FILE, EXPERIMENT_FILE, SUMMARY_FILE
 from chaos.spec.yaml_lines import read
 from chaos.user_files import read_regular
+from harness.analysis.contained import as_far_as_it_goes
 from harness.judging.summarize import summarize
 from harness.judging.summary import Summary
 from harness.store.agreement import RUN_STARTED, contradictions_of_files, no_beginning
@@ -26,12 +27,12 @@ def judge(folder: Path, gates: Sequence[str] | None = None) -> tuple[Summary, li
     Raises:
         harness.store.log.LogError: there is no log to read.
     """
-    log = read_events(folder / EVENTS_FILE)
+    log, doubts = read_events(folder / EVENTS_FILE), list[str]()
     summary = summarize(
         log.events,
         unreadable=log.unreadable,
         ends_in_a_line=log.ends_in_a_line,
-        doubts=list(_doubts(folder, log.events)),
+        doubts=as_far_as_it_goes("check of the files", lambda: _doubts(folder, log.events), doubts, size=0) + doubts,
         gates=gates,
     )
     return summary, log.events

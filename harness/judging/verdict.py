@@ -76,9 +76,7 @@ def judge(
         lambda: _left_behind(state),
         lambda: _ending(state, timeline, losses, is_doubtful=bool(doubts)),
         # Before the gates that fail of it.
-        lambda: (
-            _loss_without_a_timeline(state) if timeline is None else _wrong_to_the_end(state, timeline, summary, doubts)
-        ),
+        *_wrong_to_the_end(state, timeline, summary, doubts),
         lambda: _gate_reasons(gates, losses) if not doubts else (),
         lambda: _end_by_a_gate(state, gates),
     ]
@@ -115,16 +113,19 @@ def _lower(sentence: str) -> str:
 
 
 def _wrong_to_the_end(
-    state: RunState, timeline: Timeline, summary: Summary, doubts: Sequence[str]
-) -> Iterable[tuple[Outcome, str]]:
+    state: RunState, timeline: Timeline | None, summary: Summary, doubts: Sequence[str]
+) -> Iterable[Reasons]:
     """What the job did wrong although it trained on."""
-    yield from _data_reasons(timeline, summary)
-    if timeline.replicas is None:
-        yield from _divergence(state, summary)
-    else:
-        yield from _unless(doubts, _differing_replicas(timeline))
-    yield from _lost_parameters(timeline)
-    yield from _overlapping_generations(timeline)
+    if timeline is None:
+        return [lambda: _loss_without_a_timeline(state)]
+    return [
+        lambda: _data_reasons(timeline, summary),
+        lambda: (
+            _divergence(state, summary) if timeline.replicas is None else _unless(doubts, _differing_replicas(timeline))
+        ),
+        lambda: _lost_parameters(timeline),
+        lambda: _overlapping_generations(timeline),
+    ]
 
 
 def _unless(doubts: Sequence[str], reasons: Iterable[tuple[Outcome, str]]) -> Iterable[tuple[Outcome, str]]:

@@ -12,6 +12,7 @@ from typing import Self, TextIO
 
 from chaos.host.streams import forgiving
 from chaos.plain_text import plain
+from harness.analysis.contained import could_not
 from harness.analysis.incident import MeasuredIncident
 from harness.analysis.narrator import Narrator
 from harness.analysis.state import RunState
@@ -25,6 +26,7 @@ from mecefo_runtime.system.job_records import AttemptStarted
 # What happened before something else is heard of at most this much later, but on a machine that is very busy.
 HOLD_SECONDS = 0.5
 _PLAIN_PARTS = 10
+_MAX_FAILURES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ class PlainView:
         self._waiting: list[_Line] = []
         self._timer: asyncio.TimerHandle | None = None
         self._narrator = Narrator()
+        self._failures = Failures()
         self._parts: dict[str, int] = {}
         self._last_steps: dict[str, int] = {}
         self._told_steps: dict[str, int] = {}
@@ -76,8 +79,12 @@ class PlainView:
 
     def feed(self, event: Event) -> None:
         """Process one event; its lines, if any, are written in order of time."""
-        told = [recovery_sentence(incident) for incident in self._progress.feed(event)]
-        told.append(self._narrator.tell(event) or self._milestone(event) or "")
+        try:
+            told = [recovery_sentence(incident) for incident in self._progress.feed(event)]
+            told.append(self._narrator.tell(event) or self._milestone(event) or "")
+        except Exception as error:
+            # A view never fails a run.
+            told = self._failures.tell(error)
         # An event between two steps is told with the newest step heard of, so that the column runs backwards only where
         # the job does.
         goes_back = event.kind == AttemptStarted.KIND
@@ -146,6 +153,21 @@ class PlainView:
         if line:
             self._stream.write(plain(line, kept="") + "\n")
         self._stream.flush()
+
+
+class Failures:
+    """What a view could not compute, each said once."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def tell(self, error: Exception) -> list[str]:
+        """The sentence of `error`, the first time."""
+        sentence = could_not("view of the run", error)
+        if sentence in self._told or len(self._told) >= _MAX_FAILURES:
+            return []
+        self._told.add(sentence)
+        return [sentence]
 
 
 def _prefix(event: Event) -> str:

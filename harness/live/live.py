@@ -19,13 +19,14 @@ from rich.text import Text
 
 from chaos.host.streams import forgiving
 from chaos.plain_text import plain
+from harness.analysis.contained import could_not
 from harness.analysis.incident import MeasuredIncident
 from harness.analysis.narrator import Narrator
 from harness.analysis.state import RunState
 from harness.analysis.steps import step_under_way
 from harness.analysis.violations import is_judged_later
 from harness.analysis.words import count, name_seconds, one_line, speed_text, target_text
-from harness.live.lines import PlainView, recovery_sentence, rounded
+from harness.live.lines import Failures, PlainView, recovery_sentence, rounded
 from harness.live.progress import JobProgress, RunProgress
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.run_records import PlannedIncident
@@ -79,6 +80,7 @@ class LiveView:
         self._clock = clock
         self._progress = RunProgress(state)
         self._narrator = Narrator()
+        self._failures = Failures()
         # (when it happened, words), by time.
         self._messages: list[tuple[float, str]] = []
         self._newest_seconds = 0.0
@@ -104,9 +106,12 @@ class LiveView:
     def feed(self, event: Event) -> None:
         """Process one event; the next redraw shows it."""
         with self._lock:
-            recovered = self._progress.feed(event)
-            told = [recovery_sentence(incident) for incident in recovered]
-            told.append(self._narrator.tell(event) or "")
+            try:
+                told = [recovery_sentence(incident) for incident in self._progress.feed(event)]
+                told.append(self._narrator.tell(event) or "")
+            except Exception as error:
+                # A view never fails a run.
+                told = self._failures.tell(error)
             since = self._progress.since_start_seconds(event)
             under_way = step_under_way(event)
             step = "" if under_way is None else f"step {under_way}  "
@@ -124,7 +129,10 @@ class LiveView:
             width, height = self._console.size
             ascii_only = not self._console.encoding.startswith("utf")
             messages = [text for _, text in self._messages]
-            return Screen(self._progress, width, height, ascii_only).draw(self._clock(), messages)
+            try:
+                return Screen(self._progress, width, height, ascii_only).draw(self._clock(), messages)
+            except Exception as error:
+                return Text(could_not("view of the run", error))
 
     def _show(self, happened: float, text: str) -> None:
         self._newest_seconds = max(self._newest_seconds, happened)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
+from harness.analysis.contained import charge
 from harness.analysis.state import state_of
 from harness.judging.gates import OPERATORS, Gate, GateError
 from harness.judging.metrics import Metric
@@ -59,15 +61,24 @@ def deciding(gate: GateResult, summary: Summary, events: Sequence[Event]) -> lis
         parsed = Gate.parse(gate.expression)
     except GateError:
         return []
+    # Each is looked for in all of the log: not more of them than are told.
+    found: Iterator[Deciding]
     if isinstance(parsed.metric, Series):
-        found = list(_of_series(parsed, parsed.metric, events))
+        found = _of_series(parsed, parsed.metric, events)
     elif parsed.metric.is_per_incident:
-        found = list(_of_incidents(parsed, parsed.metric, summary, events))
+        found = _of_incidents(parsed, parsed.metric, summary, events)
     elif parsed.metric.name == "unrecovered_incidents":
-        found = [_of_incident(one, "", events) for one in summary.incidents if one.verified and one.recovered is False]
+        failed = (one for one in summary.incidents if one.verified and one.recovered is False)
+        found = (_of_incident(one, "", events) for one in failed)
     else:
-        found = [_of_run(parsed.metric.name, events)]
-    return [one for one in found if one.events][:_MAX_INCIDENTS]
+        found = iter([_of_run(parsed.metric.name, events)])
+    return list(islice((one for one in _charged(found, len(events)) if one.events), _MAX_INCIDENTS))
+
+
+def _charged(found: Iterator[Deciding], num_events: int) -> Iterator[Deciding]:
+    for one in found:
+        charge(num_events)
+        yield one
 
 
 def _of_incidents(gate: Gate, metric: Metric, summary: Summary, events: Sequence[Event]) -> Iterator[Deciding]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from markupsafe import Markup
 
+from harness.analysis.contained import attempt, could_not
 from harness.analysis.words import count, name_seconds, speed_text, target_text
 from harness.judging.summary import IncidentSummary, Summary
 from harness.report import bars, charts, history, speed, tables, wording
@@ -39,12 +41,13 @@ def render(
     `folder` is where the run's files are, for the links to them and the command that repeats it; the page itself is in
     `page_folder`, or beside them.
     """
-    events = tuple(events)
-    broken: list[str] = []
+    events = events if isinstance(events, Sequence) else tuple(events)
+    broken = _Broken(len(events))
     curves = _attempt("curves", lambda: trace(events), broken) or Curves((), (), ())
     past = _attempt("history", lambda: history.read(events), broken) or History()
-    decided = _attempt("gates", lambda: {g.expression: deciding(g, summary, events) for g in summary.gates}, broken)
-    decided = decided or {}
+    decided = {
+        g.expression: _attempt("gates", partial(deciding, g, summary, events), broken) or [] for g in summary.gates
+    }
     also = {number for ones in decided.values() for one in ones for number in one.events}
     told, left_out = _attempt("chronicle", lambda: chronicle(events, also), broken) or ([], 0)
     unit, speeds = wording.speeds(summary)
@@ -61,7 +64,7 @@ def render(
         more_reasons=reasons[_FEW_REASONS:],
         about=_attempt("facts", lambda: about(summary, events), broken) or [],
         story=_attempt("story", lambda: story(summary), broken) or [],
-        tiles=_tiles(summary),
+        tiles=_attempt("tiles", lambda: _tiles(summary), broken) or [],
         incidents=incidents,
         has_many_incidents=len(incidents) > _MANY_INCIDENTS,
         unit=unit,
@@ -74,7 +77,7 @@ def render(
         ranks_chart=_drawn("ranks", lambda w: bars.ranks_over_time(curves, past, w), broken),
         has_degraded=any(piece.degraded for lane in curves.lanes.values() for piece in lane),
         is_command=bool(summary.command),
-        times=_times(summary, broken),
+        times=_attempt("times", lambda: _times(summary, broken), broken),
         unaccounted_seconds=wording.unaccounted_seconds(summary),
         gates=[
             {
@@ -87,15 +90,33 @@ def render(
             }
             for gate in summary.gates
         ],
-        run_figures=tables.figures_of_the_run(summary),
-        incident_figures=tables.figures_of_the_incidents(summary),
+        run_figures=_attempt("figures", lambda: tables.figures_of_the_run(summary), broken) or [],
+        incident_figures=_attempt("figures", lambda: tables.figures_of_the_incidents(summary), broken) or [],
         chronicle=told,
         chronicle_head=count(len(told) + left_out, "event"),
         num_left_out=left_out,
         repeat=wording.repeat_command(summary, folder),
         folder=folder,
         files=tables.files(folder, page_folder),
-        broken=broken,
+        broken=broken.said,
+    )
+
+
+class _Broken:
+    """What could not be computed, in sentences; `size` is that of the log, by which its analyses are bounded."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.said: list[str] = []
+
+
+def without_a_page(summary: Summary, error: Exception) -> str:
+    """What stands in place of a page that could not be made."""
+    said = [could_not("page", error), *summary.reasons]
+    items = Markup("").join(Markup("<li>{}</li>").format(sentence) for sentence in said)
+    title = Markup("{}: {}").format(summary.name or "run", summary.verdict)
+    return str(
+        Markup('<!doctype html><meta charset="utf-8"><title>{0}</title><h1>{0}</h1><ul>{1}</ul>\n').format(title, items)
     )
 
 
@@ -104,16 +125,12 @@ def time_parts(summary: Summary) -> list[Part]:
     return [Part(words, seconds, f"cause cause-{key}") for key, words, seconds in wording.time_rows(summary)]
 
 
-def _attempt(what: str, compute: Callable[[], _T], broken: list[str]) -> _T | None:
-    """The result of `compute`; None and a line in `broken` when the events are not such as a run writes."""
-    try:
-        return compute()
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        broken.append(f"{what}: {type(error).__name__}: {error}")
-        return None
+def _attempt(what: str, compute: Callable[[], _T], broken: _Broken) -> _T | None:
+    """The result of `compute`; None and a line in `broken` where it cannot be computed."""
+    return attempt(what, compute, broken.said, size=broken.size)
 
 
-def _drawn(what: str, draw: Callable[[int], Markup], broken: list[str]) -> Markup:
+def _drawn(what: str, draw: Callable[[int], Markup], broken: _Broken) -> Markup:
     """A picture for a screen or paper and one for a phone, of which the style sheet shows one."""
     pictures = _attempt(
         what, lambda: [(css, draw(width)) for css, width in (("wide", WIDE), ("narrow", NARROW))], broken
@@ -152,7 +169,7 @@ def _tiles(summary: Summary) -> list[tuple[str, str, str]]:
     return tiles
 
 
-def _incident(index: int, incident: IncidentSummary, past: History, broken: list[str]) -> dict[str, Any]:
+def _incident(index: int, incident: IncidentSummary, past: History, broken: _Broken) -> dict[str, Any]:
     number = incident.incident
     way = past.ways.get(number, Way((), ())) if incident.verified else Way((), ())
     recovery = wording.recovery_seconds(incident)
@@ -198,7 +215,7 @@ def _sentence(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _times(summary: Summary, broken: list[str]) -> dict[str, Any] | None:
+def _times(summary: Summary, broken: _Broken) -> dict[str, Any] | None:
     wall = summary.wall_clock_seconds
     if not wall:
         return None

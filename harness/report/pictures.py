@@ -43,7 +43,6 @@ class PictureError(Exception):
 
 def draw(summary: Summary, events: Iterable[Event]) -> dict[str, Markup]:
     """Every picture of the run that there is something to draw for, by name, as SVG that needs no other file."""
-    events = tuple(events)
     curves, past = trace(events), history.read(events)
     drawn = {
         "speed-over-time": speed.speed_over_time(curves, past, WIDE, comparable_baseline(summary)),

@@ -6,13 +6,14 @@ It fits 80 columns and says nothing by colour alone.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 from chaos.plain_text import plain
+from harness.analysis.contained import attempt, could_not
 from harness.analysis.words import count, name_seconds, one_line, speed_text
 from harness.judging.caveats import unplanned_words
 from harness.judging.summary import IncidentSummary, Summary
@@ -33,7 +34,10 @@ _MARK_LETTERS = {"injected": "F", "rejoined": "R"}
 
 def render(summary: Summary, events: Iterable[Event], console: Console, *, folder: Path | None = None) -> None:
     """Print the report of one run. `folder` is where its files are; without it the report does not name them."""
-    _Report(summary, trace(events), console, folder).print()
+    events = events if isinstance(events, Sequence) else tuple(events)
+    problems: list[str] = []
+    curves = attempt("speed over time", lambda: trace(events), problems, size=len(events)) or Curves((), (), ())
+    _Report(summary, curves, console, folder).print(problems)
 
 
 class _Report:
@@ -48,19 +52,34 @@ class _Report:
         self._label_cells = max(10, min(_MAX_LABEL_CELLS, self._width - _VALUE_CELLS))
         self._unicode = console.encoding.lower().startswith("utf")
 
-    def print(self) -> None:
-        """Everything, in the order in which a reader asks."""
-        self._verdict()
-        self._what_was_done()
+    def print(self, problems: Sequence[str] = ()) -> None:
+        """Everything, in the order in which a reader asks; `problems` are what could not be computed for it."""
+        sections = (
+            ("verdict", self._verdict),
+            ("description", self._what_was_done),
+            ("recovery", self._recoveries),
+            ("speed", self._speed),
+            ("loss", self._loss),
+            ("time", self._time),
+            ("gates", self._gates),
+            ("caveats", self._caveats),
+        )
+        for problem in problems:
+            self._item(problem)
+        for what, section in sections:
+            try:
+                section()
+            except OSError:
+                # Nobody reads it any more.
+                raise
+            except Exception as error:
+                self._item(could_not(what, error))
+        self._files()
+
+    def _recoveries(self) -> None:
         if not self._has_many_incidents:
             for incident in self._summary.incidents:
                 self._recovery(incident)
-        self._speed()
-        self._loss()
-        self._time()
-        self._gates()
-        self._caveats()
-        self._files()
 
     def _verdict(self) -> None:
         verdict = self._summary.verdict

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,6 +17,7 @@ from chaos.host.process_table import require_process_table
 from chaos.host.run_files import EXPERIMENT_FILE, SUMMARY_FILE
 from chaos.undo.heal import refuse_if_unclean
 from chaos.undo.run_registry import writable_folder
+from harness.analysis.contained import attempt
 from harness.analysis.state import RunState
 from harness.backends.docker.backend import require_image
 from harness.backends.ground import needs_of, require_room
@@ -33,6 +34,7 @@ from harness.store.files import write_whole
 from harness.store.runs import new_run_folder
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.system.devices import DeviceError, require_device
+from mecefo_runtime.system.events import Event
 
 REPORT_FILE = "report.html"
 JUNIT_FILE = "junit.xml"
@@ -102,14 +104,24 @@ def write_reports(folder: Path) -> Summary:
         EnvironmentFailure: the files could not be written; the log is whole.
     """
     summary, events = judge(folder)
-    files: Mapping[str, str] = {
+    files: dict[str, str] = {
         SUMMARY_FILE: json.dumps(summary.to_json(), indent=2) + "\n",
-        REPORT_FILE: html.render(summary, events, folder=folder),
-        JUNIT_FILE: junit.render(summary),
+        REPORT_FILE: _page(summary, events, folder),
     }
+    problems: list[str] = []
+    if (suite := attempt("JUnit report", lambda: junit.render(summary), problems, size=len(events))) is not None:
+        files |= {JUNIT_FILE: suite}
     try:
         for name, text in files.items():
             write_whole(folder / name, text)
     except EnvironmentFailure as error:
         raise EnvironmentFailure(f"{error}. The log is whole: `chaos report {folder}` judges the run by it") from error
     return summary
+
+
+def _page(summary: Summary, events: Sequence[Event], folder: Path) -> str:
+    """The report as a page; of one that cannot be made the verdict alone."""
+    try:
+        return html.render(summary, events, folder=folder)
+    except Exception as error:
+        return html.without_a_page(summary, error)
