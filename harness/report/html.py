@@ -110,8 +110,21 @@ class _Broken:
         self.said: list[str] = []
 
 
-def without_a_page(summary: Summary, error: Exception) -> str:
-    """What stands in place of a page that could not be made."""
+def page(
+    summary: Summary,
+    events: Iterable[Event],
+    *,
+    folder: Path | None = None,
+    page_folder: Path | None = None,
+) -> str:
+    """`render`; of a page that cannot be made the verdict alone."""
+    try:
+        return render(summary, events, folder=folder, page_folder=page_folder)
+    except Exception as error:
+        return _without_a_page(summary, error)
+
+
+def _without_a_page(summary: Summary, error: Exception) -> str:
     said = [could_not("page", error), *summary.reasons]
     items = Markup("").join(Markup("<li>{}</li>").format(sentence) for sentence in said)
     title = Markup("{}: {}").format(summary.name or "run", summary.verdict)

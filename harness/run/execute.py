@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -34,7 +34,6 @@ from harness.store.files import write_whole
 from harness.store.runs import new_run_folder
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.system.devices import DeviceError, require_device
-from mecefo_runtime.system.events import Event
 
 REPORT_FILE = "report.html"
 JUNIT_FILE = "junit.xml"
@@ -106,7 +105,7 @@ def write_reports(folder: Path) -> Summary:
     summary, events = judge(folder)
     files: dict[str, str] = {
         SUMMARY_FILE: json.dumps(summary.to_json(), indent=2) + "\n",
-        REPORT_FILE: _page(summary, events, folder),
+        REPORT_FILE: html.page(summary, events, folder=folder),
     }
     problems: list[str] = []
     if (suite := attempt("JUnit report", lambda: junit.render(summary), problems, size=len(events))) is not None:
@@ -117,11 +116,3 @@ def write_reports(folder: Path) -> Summary:
     except EnvironmentFailure as error:
         raise EnvironmentFailure(f"{error}. The log is whole: `chaos report {folder}` judges the run by it") from error
     return summary
-
-
-def _page(summary: Summary, events: Sequence[Event], folder: Path) -> str:
-    """The report as a page; of one that cannot be made the verdict alone."""
-    try:
-        return html.render(summary, events, folder=folder)
-    except Exception as error:
-        return html.without_a_page(summary, error)

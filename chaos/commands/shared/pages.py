@@ -20,10 +20,10 @@ def write_page(path: Path, folder: Path, summary: Summary, events: Sequence[Even
     Raises:
         EnvironmentFailure: it could not be written.
     """
-    from harness.report.html import render
+    from harness.report.html import page
     from harness.store.files import write_whole
 
-    write_whole(path, render(summary, events, folder=folder, page_folder=path.absolute().parent))
+    write_whole(path, page(summary, events, folder=folder, page_folder=path.absolute().parent))
 
 
 def write_pictures(into: Path, summary: Summary, events: Sequence[Event]) -> None:
