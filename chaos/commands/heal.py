@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -157,7 +156,7 @@ def _dead_targets(folders: Iterable[Path], dry_run: bool) -> list[str]:
     found = []
     for folder in sorted(folders):
         if _is_of_others(folder):
-            # What is written there may go elsewhere, and is theirs to mend.
+            # It is theirs to mend.
             continue
         try:
             found += remove_dead(folder, only_look=dry_run)
@@ -169,8 +168,7 @@ def _dead_targets(folders: Iterable[Path], dry_run: bool) -> list[str]:
 
 def _is_of_others(folder: Path) -> bool:
     with suppress(OSError):
-        status = folder.stat()
-        return status.st_uid != os.geteuid() or bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+        return folder.stat().st_uid != os.geteuid()
     return False
 
 

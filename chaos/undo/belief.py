@@ -42,12 +42,18 @@ class Doubt:
         return f"{self.text}: {self.command}"
 
 
-def doubt(run: OpenRun, contents: Contents, *, is_registered: bool) -> Doubt | None:
-    """Why what was read of the run's ledger is not believed; None: it is, or there is nothing to believe."""
+def doubt(run: OpenRun, contents: Contents, *, is_registered: bool, is_own: bool = False) -> Doubt | None:
+    """Why what was read of the run's ledger is not believed; None: it is, or there is nothing to believe.
+
+    `is_own`: who asks is of the run itself, which made the file that it knows.
+    """
     file = contents.file
     if file is None:
         return None
     is_same = (file.st_dev, file.st_ino) == run.ledger_file
+    if is_own and is_same:
+        # Also where the file system gives everybody all rights.
+        return None
     # On some network file systems what root writes belongs to nobody: there the file itself tells.
     if file.st_uid != os.geteuid() and not is_same:
         return _foreign(run.ledger, file.st_uid)

@@ -16,7 +16,7 @@ from chaos.host.run_processes import RUN_VARIABLE, end_processes, processes_of
 from chaos.undo import residue, run_registry
 from chaos.undo.heal import Faults, undo_pending
 from chaos.undo.lease import LEASE_SECONDS, Lease
-from chaos.undo.ledger import Ledger, read_ledger
+from chaos.undo.ledger import Ledger
 from chaos.undo.residue.base import AuditScope
 from chaos.undo.run_registry import OpenRun, Place
 from mecefo_runtime.system.process import ProcessId
@@ -112,11 +112,12 @@ class Guard:
         undone: list[dict[str, Any]] = []
         # Where it cannot be written, what is pending stays so, and is said below.
         with suppress(ChaosError):
-            undone = undo_pending(self._run, "chaos", faults=faults).undone
+            undone = undo_pending(self._run, "chaos", faults=faults, ledger=self.ledger).undone
         if os.environ.get(RUN_VARIABLE) == self._run.run:
             del os.environ[RUN_VARIABLE]
         await asyncio.to_thread(end_processes, self._run.run)
-        contents = read_ledger(self._run.ledger)
+        # Of the very file that this run made, whatever is in its place by now.
+        contents = self.ledger.read()
         before = self._before if self._before is not None else {}
         left = residue.left_behind(before, residue.look(self._scope))
         farewell = Farewell(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -71,32 +71,38 @@ class Healed:
 
 
 def undo_pending(
-    run: OpenRun, by: Author, *, lapse: bool = False, faults: Faults | None = None, is_confirmed: bool = False
+    run: OpenRun,
+    by: Author,
+    *,
+    lapse: bool = False,
+    faults: Faults | None = None,
+    is_confirmed: bool = False,
+    ledger: Ledger | None = None,
 ) -> Undoing:
     """Undo every pending entry of the run's ledger, the newest first; see `Ledger.undo` for `lapse`.
 
     Nothing is undone of a ledger that is not believed, nor what an entry says of files that are none of the job's.
-    `is_confirmed`: whoever heals has looked at what it says.
+    `is_confirmed`: whoever heals has looked at what it says. `ledger` is the one that is open already.
 
     Raises:
         EnvironmentFailure: the ledger cannot be opened for writing.
         HealError: it is not believed.
     """
     found = Undoing()
-    if not read_ledger(run.ledger).pending:
+    if not (read_ledger(run.ledger) if ledger is None else ledger.read()).pending:
         return found
     run = _as_registered(run, by)
     kinds = registry() if faults is None else faults
-    with Ledger(run.ledger, run.run, by, must_exist=True) as ledger:
+    with Ledger(run.ledger, run.run, by, must_exist=True) if ledger is None else nullcontext(ledger) as opened:
         # From the file that is open: another one may be in its place by now.
-        contents = replace(ledger.read(), folder=read_ledger(run.ledger).folder)
-        refuse_if_doubtful(run, contents, is_confirmed=is_confirmed)
+        contents = replace(opened.read(), folder=read_ledger(run.ledger).folder)
+        refuse_if_doubtful(run, contents, is_confirmed=is_confirmed, is_own=by != "heal")
         folders = allowed_folders(run, contents)
         for entry in reversed(contents.pending):
             name = {"incident": entry.incident, "fault": entry.fault}
             try:
                 undo = _undo_of(run, entry, kinds, folders)
-                evidence = ledger.undo(entry.incident, entry.fault, entry.record, undo, lapse=lapse)
+                evidence = opened.undo(entry.incident, entry.fault, entry.record, undo, lapse=lapse)
             except ChaosError as error:
                 found.failed.append({**name, "reason": str(error)})
             else:
@@ -104,13 +110,13 @@ def undo_pending(
     return found
 
 
-def refuse_if_doubtful(run: OpenRun, contents: Contents, *, is_confirmed: bool = False) -> None:
-    """Refuse a ledger that is not believed.
+def refuse_if_doubtful(run: OpenRun, contents: Contents, *, is_confirmed: bool = False, is_own: bool = False) -> None:
+    """Refuse a ledger that is not believed; see `doubt`.
 
     Raises:
         HealError: it is not; the message says what to do.
     """
-    found = doubt(run, contents, is_registered=is_registered(run))
+    found = doubt(run, contents, is_registered=is_registered(run), is_own=is_own)
     if found is not None and not (is_confirmed and found.may_be_confirmed):
         raise HealError(str(found))
 

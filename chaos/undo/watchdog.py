@@ -86,7 +86,11 @@ class Watchdog:
         pending = {entry.incident for entry in read_ledger(self._run.ledger).pending}
         if pending <= self._lapsed:
             return True
-        undoing = undo_pending(self._run, "watchdog", lapse=True)
+        try:
+            undoing = undo_pending(self._run, "watchdog", lapse=True)
+        except ChaosError as error:
+            _log(f"no heartbeat of chaos for {self._lease_seconds:g} s, and nothing can be undone: {error}")
+            return False
         _log(f"no heartbeat of chaos for {self._lease_seconds:g} s: {undoing}")
         # Chaos is told once of each incident that was undone while it was silent.
         undone = [one["incident"] for one in undoing.undone if one["incident"] not in self._lapsed]

@@ -29,6 +29,7 @@ _LOCK_TRIES = 20
 _LAST_LOCK_TRIES = 400
 _LOCK_TRY_SECONDS = 0.005
 _MAX_LABEL_CHARACTERS = 200
+_MAX_DIGITS = 20
 
 
 class Targets:
@@ -143,7 +144,10 @@ def _write_whole(path: Path, groups: Sequence[Mapping[str, Any]]) -> None:
         path.unlink(missing_ok=True)
         return
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(groups, indent=2) + "\n", encoding="utf-8")
+    # Not through a link that somebody has laid there.
+    partial.unlink(missing_ok=True)
+    with partial.open("x", encoding="utf-8") as file:
+        file.write(json.dumps(groups, indent=2) + "\n")
     partial.replace(path)
 
 
@@ -164,7 +168,7 @@ def _is_group(group: object) -> bool:
     if not isinstance(group, dict) or not isinstance(group.get("labels"), dict) or "targets" not in group:
         return False
     *_, pid, ticks = ["", *str(group["labels"].get(OWNER_LABEL, "")).rsplit(" ", 2)]
-    return pid.isdigit() and ticks.isdigit()
+    return all(number.isascii() and number.isdigit() and len(number) < _MAX_DIGITS for number in (pid, ticks))
 
 
 def reachable(address: str) -> str:

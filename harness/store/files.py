@@ -28,7 +28,10 @@ def write_whole(path: Path, text: str) -> None:
     path = path.resolve()
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_text(text, encoding="utf-8")
+        # Not through a link that somebody has laid there.
+        partial.unlink(missing_ok=True)
+        with partial.open("x", encoding="utf-8") as file:
+            file.write(text)
         partial.replace(path)
     except OSError as error:
         with suppress(OSError):

@@ -1,5 +1,6 @@
 """Forged ledgers, ledgers that others may write to, and a second user: what is believed, and what is left alone."""
 
+import asyncio
 import json
 import os
 import resource
@@ -553,3 +554,60 @@ def test_a_link_in_its_place_is_not_written_through(tmp_path):
     (tmp_path / "ledger.jsonl").symlink_to(tmp_path / "victim")
     with pytest.raises(Exception, match="cannot open the undo ledger"):
         Ledger(tmp_path / "ledger.jsonl", "ab12")
+
+
+class TestARunItself:
+    """What knows the very file that it made undoes by that."""
+
+    def guard(self, folder, monkeypatch):
+        folder.mkdir()
+        guard = Guard(folder, folder, on_lapse=print, on_loss=print)
+        guard.open(has_watchdog=False)
+        monkeypatch.delenv(RUN_VARIABLE)
+        guard.ledger.prepare(0, "fill-disk", ballast(folder / ".ballast-1"))
+        (folder / ".ballast-1").write_text("")
+        return guard
+
+    def test_a_file_system_that_gives_everybody_all_rights(self, tmp_path, monkeypatch):
+        guard = self.guard(tmp_path / "run", monkeypatch)
+        (tmp_path / "run").chmod(0o777)
+        (tmp_path / "run" / "ledger.jsonl").chmod(0o777)
+        assert undo_pending(guard.run, "watchdog").failed == []
+        assert not (tmp_path / "run" / ".ballast-1").exists()
+        assert asyncio.run(guard.close(registry())).is_clean
+
+    def test_an_empty_ledger_in_the_place_of_its_own_is_not_the_end_of_it(self, tmp_path, monkeypatch):
+        guard = self.guard(tmp_path / "run", monkeypatch)
+        (tmp_path / "run" / "ledger.jsonl").unlink()
+        (tmp_path / "run" / "ledger.jsonl").write_text("")
+        farewell = asyncio.run(guard.close(registry()))
+        assert [one["incident"] for one in farewell.undone] == [0] and farewell.is_clean
+        assert not (tmp_path / "run" / ".ballast-1").exists()
+
+
+def dead_and_living():
+    here = Place.here()
+    labels = {"experiment": "e", "role": "job", "__chaos_owner": f"{here.host} {here.pid_namespace} 2 1"}
+    living = {**labels, "__chaos_owner": "elsewhere pid:[1] 1 1"}
+    return [{"targets": ["x"], "labels": labels}, {"targets": ["y"], "labels": living}]
+
+
+@as_root
+def test_targets_of_prometheus_in_a_folder_of_others_are_left_to_them(tmp_path):
+    (tmp_path / "chaos-runs").mkdir()
+    targets = tmp_path / "chaos-runs" / "prometheus.json"
+    targets.write_text(json.dumps(dead_and_living()))
+    chown(tmp_path / "chaos-runs")
+    assert run_cli(["heal"]) == 0
+    assert json.loads(targets.read_text()) == dead_and_living()
+
+
+def test_no_link_is_followed_where_they_are_written(tmp_path):
+    (tmp_path / "chaos-runs").mkdir()
+    (tmp_path / "chaos-runs").chmod(0o775)
+    targets, victim = tmp_path / "chaos-runs" / "prometheus.json", tmp_path / "victim"
+    targets.write_text(json.dumps(dead_and_living()))
+    victim.write_text("victim")
+    (tmp_path / "chaos-runs" / f".prometheus.json.{os.getpid()}").symlink_to(victim)
+    assert run_cli(["heal"]) == 0
+    assert json.loads(targets.read_text()) == dead_and_living()[1:] and victim.read_text() == "victim"
