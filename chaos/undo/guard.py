@@ -116,7 +116,7 @@ class Guard:
         if os.environ.get(RUN_VARIABLE) == self._run.run:
             del os.environ[RUN_VARIABLE]
         await asyncio.to_thread(end_processes, self._run.run)
-        # Of the very file that this run made, whatever is in its place by now.
+        # This run opened the file itself: another one may have its path by now.
         contents = self.ledger.read()
         before = self._before if self._before is not None else {}
         left = residue.left_behind(before, residue.look(self._scope))

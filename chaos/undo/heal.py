@@ -82,7 +82,7 @@ def undo_pending(
     """Undo every pending entry of the run's ledger, the newest first; see `Ledger.undo` for `lapse`.
 
     Nothing is undone of a ledger that is not believed, nor what an entry says of files that are none of the job's.
-    `is_confirmed`: whoever heals has looked at what it says. `ledger` is the one that is open already.
+    `is_confirmed`: the user has looked at its entries. `ledger` is a ledger that is open already.
 
     Raises:
         EnvironmentFailure: the ledger cannot be opened for writing.

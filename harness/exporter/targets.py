@@ -144,7 +144,7 @@ def _write_whole(path: Path, groups: Sequence[Mapping[str, Any]]) -> None:
         path.unlink(missing_ok=True)
         return
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    # Not through a link that somebody has laid there.
+    # A link at that path is not followed.
     partial.unlink(missing_ok=True)
     with partial.open("x", encoding="utf-8") as file:
         file.write(json.dumps(groups, indent=2) + "\n")

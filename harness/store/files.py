@@ -28,7 +28,7 @@ def write_whole(path: Path, text: str) -> None:
     path = path.resolve()
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        # Not through a link that somebody has laid there.
+        # A link at that path is not followed.
         partial.unlink(missing_ok=True)
         with partial.open("x", encoding="utf-8") as file:
             file.write(text)
