@@ -241,12 +241,9 @@ def _bubble_ratio(job: Mapping[str, Any]) -> float | None:
 
 
 def _measured(state: RunState, times: Timeline, problems: _Problems) -> dict[str, Any]:
-    speed = problems.attempt("throughput", lambda: throughput.measure(times))
-    losses = problems.attempt("losses", lambda: _losses(times))
     segments = problems.attempt("time accounting", lambda: accounting.partition(times))
     total = None if segments is None else accounting.account(segments)
     named = problems.attempt("diagnoses", lambda: diagnosis.diagnose(state.of(Record), times))
-    speeds = Throughput() if speed is None else Throughput(speed.before, speed.during, speed.after)
     is_command = times.runtime == COMMAND_RUNTIME
     judged = problems.attempt("recovery", lambda: times.judged)
     recovered = {} if judged is None else {one.incident: times.recovered(one) for one in judged}
@@ -265,27 +262,9 @@ def _measured(state: RunState, times: Timeline, problems: _Problems) -> dict[str
         if is_command
         else None,
         "samples_lost": problems.attempt("samples lost", lambda: integrity.count_samples_lost(times)),
-        "throughput_unit": times.steps.unit,
-        "throughput_per_second": speeds,
-        "throughput_tokens_per_second": speeds if times.steps.unit == WORK_UNITS[0] else Throughput(),
-        "throughput_drop_ratio": speed and speed.drop_ratio,
-        "throughput_drop_while_training_ratio": speed and speed.while_training_drop_ratio,
-        "outage_seconds": speed and speed.outage_seconds,
-        "throughput_noise_ratio": speed and speed.noise_ratio,
-        "throughput_drop_whole_run_ratio": speed and speed.whole_run_drop_ratio,
-        "paid_capacity_ratio": speed and speed.paid_capacity_ratio,
-        "num_steps_before": speed and speed.num_steps_before,
-        "num_steps_after": speed and speed.num_steps_after,
+        **_speed(times, problems),
         "step_seconds": problems.attempt("duration of a step", lambda: median_step_seconds(times.baseline)),
-        "final_loss": losses and losses.final,
-        "twin_loss": losses and losses.twin,
-        "loss_deviation_ratio": losses and losses.deviation_ratio,
-        "loss_curve_max_deviation_ratio": losses and losses.curve_max_deviation_ratio,
-        "num_loss_steps": losses and losses.num_steps,
-        # A loss that is not finite stays one, whatever else of the losses is not known.
-        "first_non_finite_loss_step": problems.attempt("losses", lambda: first_non_finite(times.steps.every))
-        if losses is None
-        else losses.first_non_finite_step,
+        **_of_the_losses(times, problems),
         **(problems.attempt("figures of the baseline", lambda: _of_the_twin(state, times, total)) or {}),
         "group_backends": _group_backends(state),
         "layout_changes": None if is_command else sum(stall.regrouped_seconds is not None for stall in times.stalls),
@@ -314,6 +293,39 @@ def _measured(state: RunState, times: Timeline, problems: _Problems) -> dict[str
         "productive_seconds": total and total.productive_seconds,
         "badput_seconds": dict(total.badput_seconds) if total else dict.fromkeys(accounting.BADPUT_CAUSES),
         "goodput_ratio": total and total.goodput_ratio,
+    }
+
+
+def _speed(times: Timeline, problems: _Problems) -> dict[str, Any]:
+    speed = problems.attempt("throughput", lambda: throughput.measure(times))
+    speeds = Throughput() if speed is None else Throughput(speed.before, speed.during, speed.after)
+    return {
+        "throughput_unit": times.steps.unit,
+        "throughput_per_second": speeds,
+        "throughput_tokens_per_second": speeds if times.steps.unit == WORK_UNITS[0] else Throughput(),
+        "throughput_drop_ratio": speed and speed.drop_ratio,
+        "throughput_drop_while_training_ratio": speed and speed.while_training_drop_ratio,
+        "outage_seconds": speed and speed.outage_seconds,
+        "throughput_noise_ratio": speed and speed.noise_ratio,
+        "throughput_drop_whole_run_ratio": speed and speed.whole_run_drop_ratio,
+        "paid_capacity_ratio": speed and speed.paid_capacity_ratio,
+        "num_steps_before": speed and speed.num_steps_before,
+        "num_steps_after": speed and speed.num_steps_after,
+    }
+
+
+def _of_the_losses(times: Timeline, problems: _Problems) -> dict[str, Any]:
+    losses = problems.attempt("losses", lambda: _losses(times))
+    return {
+        "final_loss": losses and losses.final,
+        "twin_loss": losses and losses.twin,
+        "loss_deviation_ratio": losses and losses.deviation_ratio,
+        "loss_curve_max_deviation_ratio": losses and losses.curve_max_deviation_ratio,
+        "num_loss_steps": losses and losses.num_steps,
+        # A loss that is not finite stays one, whatever else of the losses is not known.
+        "first_non_finite_loss_step": problems.attempt("losses", lambda: first_non_finite(times.steps.every))
+        if losses is None
+        else losses.first_non_finite_step,
     }
 
 

@@ -11,11 +11,11 @@ from markupsafe import Markup
 
 from harness.analysis.contained import attempt, could_not
 from harness.analysis.words import count, name_seconds, speed_text, target_text
-from harness.judging.summary import IncidentSummary, Summary
+from harness.judging.summary import GateResult, IncidentSummary, Summary
 from harness.report import bars, charts, history, speed, tables, wording
 from harness.report.bars import Part
 from harness.report.curves import Curves, trace
-from harness.report.deciding import deciding
+from harness.report.deciding import Deciding, deciding
 from harness.report.drawing import NARROW, WIDE
 from harness.report.history import History, Way
 from harness.report.story import about, chronicle, lost_words, steps_text, story
@@ -79,17 +79,7 @@ def render(
         is_command=bool(summary.command),
         times=_attempt("times", lambda: _times(summary, broken), broken),
         unaccounted_seconds=wording.unaccounted_seconds(summary),
-        gates=[
-            {
-                "expression": gate.expression,
-                "value": wording.gate_value(gate),
-                "word": wording.gate_word(gate),
-                "builtin": gate.builtin,
-                "reason": gate.reason or "",
-                "decided": decided.get(gate.expression, []),
-            }
-            for gate in summary.gates
-        ],
+        gates=[_gate(gate, decided.get(gate.expression, [])) for gate in summary.gates],
         run_figures=_attempt("figures", lambda: tables.figures_of_the_run(summary), broken) or [],
         incident_figures=_attempt("figures", lambda: tables.figures_of_the_incidents(summary), broken) or [],
         chronicle=told,
@@ -100,6 +90,17 @@ def render(
         files=tables.files(folder, page_folder),
         broken=broken.said,
     )
+
+
+def _gate(gate: GateResult, decided: Sequence[Deciding]) -> dict[str, Any]:
+    return {
+        "expression": gate.expression,
+        "value": wording.gate_value(gate),
+        "word": wording.gate_word(gate),
+        "builtin": gate.builtin,
+        "reason": gate.reason or "",
+        "decided": decided,
+    }
 
 
 class _Broken:
