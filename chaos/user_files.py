@@ -11,6 +11,7 @@ import select
 import stat
 import time
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Literal
 
@@ -25,7 +26,7 @@ MAX_DOCUMENT_BYTES = 1 << 28
 _READ_BYTES = 1 << 16
 
 
-def open_regular(path: Path) -> IO[bytes]:
+def open_regular(path: Path) -> BufferedReader:
     """Open a file for reading that must be one on a disk: what a run or this tool wrote.
 
     Raises:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from chaos.errors import EnvironmentFailure, shown
 from chaos.user_files import bounded_lines, open_regular
@@ -64,7 +65,7 @@ def read_events(path: Path) -> Log:
 _last: tuple[bytes, Log] | None = None
 
 
-def _kept(file: BinaryIO) -> Log:
+def _kept(file: BufferedReader) -> Log:
     """The log in `file`, with all that was made of it, if it is the one that was read last."""
     global _last
     digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).digest()
@@ -78,7 +79,7 @@ def _kept(file: BinaryIO) -> Log:
     return log
 
 
-def _read(file: BinaryIO) -> Log:
+def _read(file: BufferedReader) -> Log:
     events = EventLog()
     unreadable: list[int] = []
     is_half = False
