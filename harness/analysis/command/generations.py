@@ -249,20 +249,30 @@ def _overlap(
         since_seconds=began,
         alive_seconds=max(one.until for one in earlier) - began,
         training_seconds=max([0.0, *trained]),
-        steps=max(_num_steps(one, began) for one in earlier),
+        steps=_num_steps(earlier, began),
         saves=_num_saved(earlier, began),
         interval_steps=interval,
     )
 
 
-def _num_steps(one: _Process, since: float) -> int:
-    """How many steps it took since then: of a rank that shows only some of them by their numbers."""
-    index = bisect_right(one.steps, since, key=lambda step: step[0])
-    later = one.steps[index:]
-    if not later:
-        return 0
-    before = one.steps[index - 1][1] if index else later[0][1] - 1
-    return max(len(later), max(number for _, number in later) - before)
+def _num_steps(processes: Sequence[_Process], since: float) -> int:
+    """How many steps the one that took most of them took since then.
+
+    Of a rank that shows only some of its steps the numbers tell: how far its attempt had come by then, any rank shows.
+    """
+    reached: dict[int, int] = {}
+    later: list[tuple[int, list[tuple[float, int]]]] = []
+    for one in processes:
+        index = bisect_right(one.steps, since, key=lambda step: step[0])
+        if index:
+            reached[one.attempt] = max(one.steps[index - 1][1], reached.get(one.attempt, 0))
+        if index < len(one.steps):
+            later.append((one.attempt, one.steps[index:]))
+    found = 0
+    for attempt, steps in later:
+        before = reached.get(attempt, steps[0][1] - 1)
+        found = max(found, len(steps), max(number for _, number in steps) - before)
+    return found
 
 
 def _num_saved(processes: Sequence[_Process], since: float) -> int:

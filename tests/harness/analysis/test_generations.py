@@ -133,6 +133,19 @@ def test_an_older_rank_that_ends_at_its_next_save_is_a_caveat():
     assert summary["incidents"][0]["recovered"] is True
 
 
+def test_steps_that_a_rank_does_not_show_before_the_new_attempt_are_not_counted_after_it():
+    """Rank 1 shows only some of its steps: the last one of those may have been long before."""
+    events = list(fenced())
+    told = [event for event in events if event.kind == "step_committed" and event.pid == 10]
+    for shown in (told[-8], told[-1]):
+        at = shown.fields["committed_monotonic"] + STEP / 8
+        look = {"sums": "00000001", "tensors": ["weight"]}
+        events.append(Event("state_checksums", "rank", at, at, 11, rank=1, step=shown.step, fields=look))
+    (overlap,) = build(events).overlaps
+    (alone,) = build(fenced()).overlaps
+    assert overlap.steps == alone.steps and not overlap.is_violation
+
+
 def test_an_older_rank_that_only_hangs_is_a_caveat_with_its_seconds():
     log = Generations()
     log.at = log.restarted_at
