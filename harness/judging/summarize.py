@@ -332,7 +332,9 @@ def _of_the_losses(times: Timeline, problems: _Problems) -> dict[str, Any]:
 def _of_the_attempts(times: Timeline) -> dict[str, Any]:
     """Which attempts of a command's job brought it no further, and how many of its ranks were observed."""
     known: dict[str, Any] = {}
-    if times.fruitless is not None and times.steps_are_counted:
+    # Of two generations that train at once the older one may commit each step first.
+    is_mixed = any(one.is_violation for one in times.overlaps)
+    if times.fruitless is not None and times.steps_are_counted and not is_mixed:
         known["fruitless_attempts"] = times.fruitless.attempts
         known["fruitless_seconds"] = times.fruitless.seconds
         known["fruitless_steps"] = times.fruitless.steps

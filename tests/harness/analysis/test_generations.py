@@ -91,6 +91,7 @@ def test_an_older_rank_that_saves_beside_the_new_attempt_is_a_violation():
     assert summary["generations_overlap_seconds"] == pytest.approx(20 * 1.5 * STEP, abs=2 * STEP)
     assert "rank 0 and 1" not in summary["reasons"][0]
     assert "ranks 0 and 1 of attempt 1 still trained when attempt 2 took its first step" in summary["reasons"][0]
+    assert summary["fruitless_attempts"] is None
     assert "20 steps more" in summary["reasons"][0] and "saved 4 checkpoints" in summary["reasons"][0]
 
 
