@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+from harness.analysis.collection import without_collection
 from harness.analysis.command.attempts import COMMAND_RUNTIME
 from harness.analysis.contained import Shared
 from harness.analysis.ranks import Ranks
@@ -268,8 +269,9 @@ def state_of(events: Iterable[Event]) -> RunState:
 
 def _fed(events: Iterable[Event]) -> RunState:
     state = RunState()
-    for event in events:
-        state.feed(event)
+    with without_collection():
+        for event in events:
+            state.feed(event)
     return state
 
 

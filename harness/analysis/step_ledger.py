@@ -76,8 +76,11 @@ class StepLedger:
         self._num_records += 1
         self._num_with_tokens += record.tokens is not None
         self._num_with_samples += record.samples is not None
-        told = (self._num_with_tokens, self._num_with_samples, self._num_records)
-        unit = next(unit for unit, number in zip(WORK_UNITS, told, strict=True) if number == self._num_records)
+        unit = WORK_UNITS[2]
+        if self._num_with_tokens == self._num_records:
+            unit = WORK_UNITS[0]
+        elif self._num_with_samples == self._num_records:
+            unit = WORK_UNITS[1]
         if unit != self._unit:
             # What is counted differently cannot be compared.
             self._unit = unit
@@ -286,7 +289,7 @@ class StepLedger:
         records = self._records[number]
         shares = records[:1]
         self._shares_of.pop(number, None)
-        if any(one.replica is not None for one in records):
+        if records[0].replica is not None or (len(records) > 1 and any(one.replica is not None for one in records)):
             # Each replica group tells the step, for its own share of the work.
             shares = [told[0] for told in _by_replica(records)]
             self._groups_of[number] = {one.replica for one in shares}
@@ -313,7 +316,9 @@ class StepLedger:
         began = min(began, committed)
         # A step cannot have taken longer than from its beginning when the record before it is newer than that.
         previous = began if previous is None or previous > began else previous
-        tokens, samples = (_sum([getattr(one, unit) for one in shares or [record]]) for unit in WORK_UNITS[:2])
+        tokens, samples = record.tokens, record.samples
+        if len(shares) > 1:
+            tokens, samples = _sum([one.tokens for one in shares]), _sum([one.samples for one in shares])
         return CommittedStep(
             step=number,
             epoch=epoch,

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from chaos.errors import EnvironmentFailure, shown
 from chaos.user_files import bounded_lines, open_regular
+from harness.analysis.collection import without_collection
 from harness.analysis.state import EventLog
 from mecefo_runtime.system.events import Event
 
@@ -74,7 +75,8 @@ def _kept(file: BufferedReader) -> Log:
     # Not two of them at once.
     _last = None
     file.seek(0)
-    log = _read(file)
+    with without_collection():
+        log = _read(file)
     _last = digest, log
     return log
 

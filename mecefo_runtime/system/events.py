@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from sys import intern
 from typing import Any
 
 from mecefo_runtime.system.strict_json import loads
@@ -96,6 +97,8 @@ class Event:
         )
         if not is_sound:
             raise ValueError("not an event: its head is none that a run writes")
+        # There are few of them, and each is in very many events.
+        kind, source, job = intern(kind), intern(source), intern(job)
         return cls(kind, source, float(seconds), float(monotonic), pid, attempt, job, rank, node, step, fields)
 
 
