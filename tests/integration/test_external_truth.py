@@ -27,7 +27,8 @@ def test_a_replica_that_is_wrong_to_the_end_fails_though_no_loss_shows_it(tmp_pa
         tmp_path, "scale", "--at", "step=8,phase=commit", "--on", "rank=1", *parameters, command=training(tmp_path, 30)
     )
     (incident,) = run.summary["incidents"]
-    assert incident["verified"] and incident["recovered"]
+    assert incident["verified"] and incident["recovered"] is False
+    assert incident["violations"] == ["replicas_differ"] and incident["continued_seconds"] > 0
     assert (run.exit_code, run.summary["verdict"], run.summary["diverged_units"]) == (1, "fail", 1)
     assert run.summary["reasons"][0].startswith("weight of rank 1 differs from the other replicas' since step ")
     assert run.summary["steps_committed"] == 30 and run.summary["first_non_finite_loss_step"] is None
