@@ -82,10 +82,10 @@ def lines(number: int) -> Iterator[str]:
             yield line("checkpoint_written", rank=0, pid=pid, step=step, blocking_seconds=0.001, writing_seconds=0.0)
         if step % (num_steps // (NUM_KILLS + 1)) == 0 and attempt <= NUM_KILLS:
             incident, attempt = attempt - 1, attempt + 1
-            told_of = {"fault": "kill-process", "is_loss": True, "target": "rank=1", "ranks": [1]}
+            told_of: dict[str, Any] = {"fault": "kill-process", "is_loss": True, "target": "rank=1", "ranks": [1]}
             yield line("injected", step=step, incident=incident, **told_of)
             yield line("verified", incident=incident, evidence={"summary": "killed"})
-            exited = {"exited_pid": pid + 1, "exit": -9, "exited_rank": 1, "rank_attempt": attempt - 1}
+            exited: dict[str, Any] = {"exited_pid": pid + 1, "exit": -9, "exited_rank": 1, "rank_attempt": attempt - 1}
             yield line("process_exited", role="rank", **exited)
             yield from start(attempt)
     yield line("job_ended", outcome="completed")
