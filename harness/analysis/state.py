@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from harness.analysis.collection import without_collection
 from harness.analysis.command.attempts import COMMAND_RUNTIME
@@ -25,7 +25,7 @@ from mecefo_runtime.system.job_records import (
     ProcessStarted,
     StepCommitted,
 )
-from mecefo_runtime.system.record import Record
+from mecefo_runtime.system.record import Record, keys_of
 from mecefo_runtime.system.records import parse
 from mecefo_runtime.system.run_records import Injected, Residue, RunEnded, Warned
 
@@ -247,19 +247,67 @@ class EventLog(list[Event]):
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         super().__init__(events)
-        self._state: RunState | None = None
         self._shared = Shared()
+        # Fed with as many of them, as long as nothing failed.
+        self._taking = RunState()
+        self._num_taken = 0
+        self._failure: Exception | None = None
+
+    def take(self, event: Event) -> None:
+        """Add an event. Of one of which there are very many only its record is kept, not what was read as well."""
+        if self._num_taken == len(self):
+            self._feed(event)
+        self.append(event)
 
     @property
     def state(self) -> RunState:
         """The state after all of them."""
-        if self._state is None:
-            self._state = _fed(self)
-        return self._state
+        return self.once("state", self._completed)
+
+    def _completed(self) -> RunState:
+        if self._num_taken == 0:
+            return _fed(self)
+        with without_collection():
+            for event in self[self._num_taken :]:
+                self._feed(event)
+        if self._failure is not None:
+            raise self._failure
+        return self._taking
+
+    def _feed(self, event: Event) -> None:
+        self._num_taken += 1
+        try:
+            record = self._taking.feed(event) if self._failure is None else None
+        except Exception as error:  # whoever asks for the state is told
+            self._failure = error.with_traceback(None)
+            return
+        if isinstance(record, StepCommitted | StateChecksums):
+            # Nobody else has it yet.
+            object.__setattr__(event, "fields", _Fields(record))
 
     def once(self, what: str, compute: Callable[[], T]) -> T:
         """See `Shared.once`."""
         return self._shared.once(what, compute)
+
+
+class _Fields(Mapping[str, Any]):
+    """The fields of an event, as its record has them."""
+
+    __slots__ = ("_record",)
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in keys_of(type(self._record)):
+            raise KeyError(key)
+        return getattr(self._record, key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(keys_of(type(self._record)))
+
+    def __len__(self) -> int:
+        return len(keys_of(type(self._record)))
 
 
 def state_of(events: Iterable[Event]) -> RunState:

@@ -90,7 +90,7 @@ def _read(file: BufferedReader) -> Log:
             continue
         event = None if line is None else parse_line(line)
         if event is not None:
-            events.append(event)
+            events.take(event)
         elif line is None or line.endswith(b"\n"):
             unreadable.append(number)
         else:

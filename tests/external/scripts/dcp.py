@@ -1,7 +1,8 @@
-"""FSDP2 with torch.distributed.checkpoint, which goes on from its newest checkpoint: dcp.py STEPS."""
+"""FSDP2 with torch.distributed.checkpoint, which goes on from its newest checkpoint: dcp.py STEPS [STEP_SECONDS]."""
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -13,6 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 STEPS, FOLDER = int(sys.argv[1]), Path("checkpoints")
+# So that steps take as long as those of a model of some size.
+STEP_SECONDS = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
 
 
 def train():
@@ -28,6 +31,7 @@ def train():
         set_state_dict(model, optimizer, model_state_dict=state, optim_state_dict=optimizer_state)
         done = int(saved[-1].name)
     for step in range(done + 1, STEPS + 1):
+        time.sleep(STEP_SECONDS)
         loss = model(torch.randn(4, 8)).square().mean()
         optimizer.zero_grad()
         loss.backward()
