@@ -392,13 +392,13 @@ def _lost_parameters(timeline: Timeline) -> Iterable[tuple[Outcome, str]]:
         return
     first = min(found, key=lambda one: (one.since_seconds, one.rank))
     others = name_ranks(sorted({one.rank for one in found} - {first.rank}))
-    also = f", and so do those of {others}" if others else ""
-    values = count(first.values, "value")
-    where = "parameters" if first.tensor is None else f"parameters (first seen in {first.tensor})"
+    also = f"; the same holds for {others}" if others else ""
+    where = "" if first.tensor is None else f" (first in {first.tensor})"
     yield (
         "fail",
-        f"{where} of rank {first.rank} hold {values} more that {'is' if first.values == 1 else 'are'} not finite than "
-        f"before the fault, since step {first.since_step}, to the end{also}",
+        f"{first.values} more {'value' if first.values == 1 else 'values'} of rank {first.rank}'s parameters{where} "
+        f"{'is' if first.values == 1 else 'are'} not finite than before the fault, from step {first.since_step} to the "
+        f"end{also}",
     )
 
 

@@ -92,8 +92,8 @@ def spoilt(*, loss=1.0, values=512, until=30, world_size=1, fault="set-nan"):
 def test_weights_that_stay_nan_behind_a_finite_loss_fail_a_job_of_one_rank():
     summary = summarized(spoilt())
     assert (summary["verdict"], summary["exit_code"], summary["parameters_not_finite"]) == ("fail", 1, 512)
-    assert "parameters (first seen in weight) of rank 0 hold 512 values more" in summary["reasons"][0]
-    assert "since step 13, to the end" in summary["reasons"][0]
+    assert "512 more values of rank 0's parameters (first in weight) are not finite" in summary["reasons"][0]
+    assert "from step 13 to the end" in summary["reasons"][0]
 
 
 def test_weights_that_are_finite_again_are_no_failure():
