@@ -4,7 +4,8 @@ In this order, and of several the earliest:
 1. an exception that a rank raised by itself, or that chaos raised in it; the end of a rank that a fault of the run
    brought about;
 2. the same of a rank without which the others have trained on;
-3. an exception in the log of the launcher, where no rank has told of any: it may be an older one;
+3. an exception in the log of the launcher, where no rank has reported any, or only a consequence (5) and
+   another rank ended without a report: one that caught its exception, printed it, and was ended while it cleaned up;
 4. a signal that ended a rank, or its exit code;
 5. a time-out or a lost peer in a collective: it tells of somebody else's failure. So does SIGABRT, by which NCCL's
    watchdog ends a rank, and what a launcher sends to the other ranks.
@@ -83,9 +84,13 @@ def read_cause(records: Iterable[Record], printed: Sequence[PrintedException] = 
     found = [*told.raised(), *told.raised_by_faults(), *told.ended_by_faults(), *told.exits()]
     if not any(one.code in (RAISED, ENDED_BY_FAULT) for _, _, one in found):
         found += _printed(printed)
+    elif all(place >= _CONSEQUENCE for place, _, _ in found) and told.has_silent_end():
+        found += _printed([one for one in printed if told.may_be_of_the_last_attempt(one)])
     return min(found, key=lambda one: one[:2])[2] if found else None
 
 
+_CONSEQUENCE = 5
+"""The place of what tells of somebody else's failure."""
 _Found = tuple[int, float, FailureCause]
 """Place in the order above, when, and what."""
 
@@ -168,6 +173,21 @@ class _Told:
                 is_sent = one.exit in _BY_THE_LAUNCHER
                 place = 6 if is_sent else 5 if one.exit == -SIGABRT else 4
                 yield place, one.monotonic_seconds, FailureCause(EXITED, one.exited_rank, exit=one.exit)
+
+    def has_silent_end(self) -> bool:
+        """Whether a rank of the last attempt ended that has reported no exception."""
+        raised = {one.pid for one in self._records if isinstance(one, RankRaised)}
+        return any(one.exit and one.exited_pid not in raised for one in self._exits())
+
+    def may_be_of_the_last_attempt(self, printed: PrintedException) -> bool:
+        """Whether no rank of an earlier attempt has reported this exception."""
+        name = printed.exception.rpartition(".")[2]
+        return not any(
+            one.exception.rpartition(".")[2] == name
+            and one.message.partition("\n")[0] == printed.message.partition("\n")[0]
+            for one in self._records
+            if isinstance(one, RankRaised) and not self._is_fatal(one.pid, one.monotonic_seconds)
+        )
 
     def _exits(self) -> Iterator[ProcessExited]:
         for one in self._records:

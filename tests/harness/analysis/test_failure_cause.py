@@ -164,3 +164,17 @@ def test_it_is_read_back_as_it_was_written():
     assert FailureCause.from_dict(cause.to_dict()) == cause
     with pytest.raises(ValueError, match="code"):
         FailureCause.from_dict({"rank": 1})
+
+
+def test_an_exception_that_a_rank_caught_and_printed_before_it_was_ended_comes_before_the_time_out_of_another():
+    """It cleans up for longer than the others wait, and its launcher ends it with them."""
+    story = Story().attempt(1).raised(1, 0, "RuntimeError", GLOO, TIMEOUT).exited(1, 0, 1).exited(1, 1, -15)
+    printed = [PrintedException("KeyError", "'labels'", "/home/me/train.py", 18)]
+    assert story.words(printed) == "KeyError: 'labels' (train.py:18)"
+
+
+def test_what_an_earlier_attempt_printed_is_not_the_reason_of_a_later_time_out():
+    story = Story().attempt(1).raised(1, 1, "KeyError", "'labels'").exited(1, 1, 1).exited(1, 0, -15)
+    story.attempt(2).raised(2, 0, "RuntimeError", GLOO, TIMEOUT).exited(2, 0, 1).exited(2, 1, -15)
+    printed = [PrintedException("KeyError", "'labels'", "/home/me/train.py", 18)]
+    assert story.words(printed) == f"rank 0 raised RuntimeError: {GLOO} (train.py:35) at step 35"
