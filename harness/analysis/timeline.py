@@ -490,7 +490,7 @@ def read(told: Told) -> Timeline:
         runtime=COMMAND_RUNTIME if is_command else "mecefo",
         attempts=attempts,
         restarts=read_restarts(attempts, ended),
-        fruitless=read_fruitless(attempts, ended, is_running=is_running) if is_command else None,
+        fruitless=_fruitless(told, attempts, job_ended, ended, is_running=is_running) if is_command else None,
         observation=read_observation(main, attempts) if is_command else None,
         not_due=tuple((one.incident, str(one.reason)) for one in _of(NotDue, main)),
         losses=tuple(attribution.losses),
@@ -509,6 +509,15 @@ def read(told: Told) -> Timeline:
     if not is_command or timeline.outcome != "completed":
         return timeline
     return replace(timeline, ended_ranks=read_ended_ranks(main, steps.every, attribution.effects, timeline.length))
+
+
+def _fruitless(
+    told: Told, attempts: Sequence[Attempt], job_ended: JobEnded | None, ended: float, *, is_running: bool
+) -> Fruitless:
+    last = max((step.step for step in told.steps.first), default=0)
+    is_saved = told.newest_saved_step is not None and told.newest_saved_step >= last
+    is_through = is_saved and job_ended is not None and job_ended.outcome == "completed"
+    return read_fruitless(attempts, ended, is_running=is_running, is_through=is_through)
 
 
 def _settled(timeline: Timeline, told: Told) -> Timeline:

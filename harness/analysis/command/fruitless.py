@@ -20,15 +20,20 @@ class Fruitless:
     steps: tuple[int | None, ...]
 
 
-def read_fruitless(attempts: Sequence[Attempt], ended_seconds: float, *, is_running: bool) -> Fruitless:
+def read_fruitless(
+    attempts: Sequence[Attempt], ended_seconds: float, *, is_running: bool, is_through: bool = False
+) -> Fruitless:
     """Those of a job that ended then. Of one that still goes on, its newest attempt may yet come to a new step.
 
+    With `is_through` the job has completed, and its last step was saved: a last attempt had nothing left to do.
     An attempt lasts from the first that is heard of its ranks until the first of them ends.
     """
     found: list[tuple[float, int | None]] = []
     for index, attempt in enumerate(attempts):
         is_last = index + 1 == len(attempts)
         if attempt.has_new_step or (is_last and is_running and attempt.ended_seconds is None):
+            continue
+        if is_last and is_through and attempt.last_step is None:
             continue
         until = attempt.ended_seconds
         if until is None:

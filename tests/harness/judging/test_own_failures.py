@@ -301,3 +301,20 @@ def test_whom_torchrun_blames_for_an_abort_after_the_last_step_is_no_diagnosis_o
     summary = summarized(log.end())
     assert summary["false_accusations"] == 0
     assert summary["verdict"] == "pass", summary["reasons"]
+
+
+@pytest.mark.parametrize(("saved", "fruitless"), [(20, 0), (15, 1)], ids=["all was saved", "five steps stay lost"])
+def test_a_start_that_finds_all_steps_saved_is_no_attempt_without_progress(saved, fruitless):
+    """The first start is aborted while it leaves, after its last step."""
+    log = Quiet()
+    log.attempt(1)
+    log.steps(1, 1, 20)
+    log.tell("checkpoint_written", pid=10, step=saved, blocking_seconds=0.001, writing_seconds=0.0)
+    for rank in (0, 1):
+        log.exit(1, rank, -6)
+    log.at += RESTART
+    log.attempt(2)
+    for rank in (0, 1):
+        log.exit(2, rank, 0)
+    log.tell("job_ended", outcome="completed")
+    assert summarized(log.events)["fruitless_attempts"] == fruitless
