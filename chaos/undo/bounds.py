@@ -10,6 +10,7 @@ from typing import Any
 from chaos.errors import HealError
 from chaos.faults.base import Fault
 from chaos.host.undo_record import UndoRecord
+from chaos.undo.ledger import paths_in
 
 # No process has been started before the host was.
 _NEVER = -1
@@ -24,7 +25,7 @@ def changed_paths(kind: type[Fault[Any]] | None, record: Mapping[str, Any]) -> t
     of_kind = getattr(kind, "Record", UndoRecord)
     # Faults without anything to undo, and those that were prepared for nothing, have empty ones.
     told = of_kind.from_json(record).changed_paths() if record and of_kind is not UndoRecord else None
-    return tuple(dict.fromkeys(_paths_in(record) if told is None else told))
+    return tuple(dict.fromkeys(paths_in(record) if told is None else told))
 
 
 def pids(record: Mapping[str, Any]) -> tuple[int, ...]:
@@ -66,17 +67,6 @@ def _without_processes(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _NEVER if key == "start_ticks" else _without_processes(part) for key, part in value.items()}
     return [_without_processes(part) for part in value] if isinstance(value, list | tuple) else value
-
-
-def _paths_in(value: object) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        for part in value.values():
-            yield from _paths_in(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _paths_in(part)
-    elif isinstance(value, str) and value.startswith("/"):
-        yield value
 
 
 def _pids_in(value: object) -> Iterator[int]:

@@ -160,7 +160,7 @@ class Ledger:
         Raises:
             EnvironmentFailure: it could not be written; do not apply.
         """
-        needed = {_resolved(path) for path in (_paths_in(record) if paths is None else paths)}
+        needed = {_resolved(path) for path in (_possible_paths_in(record) if paths is None else paths)}
         if further := sorted(one for one in needed if not any(one.is_relative_to(known) for known in self._folders)):
             self._folders = (*self._folders, *further)
             if self._on_folders is not None:
@@ -396,15 +396,20 @@ def _resolved(path: str) -> Path:
 
 def _absent_paths(record: Mapping[str, Any]) -> list[str]:
     """The absolute paths that a record names anywhere and that are not there: what the fault may be about to make."""
-    return sorted({path for path in _paths_in(record) if not os.path.lexists(path)})
+    return sorted({path for path in _possible_paths_in(record) if not os.path.lexists(path)})
 
 
-def _paths_in(value: object) -> Iterator[str]:
+def paths_in(value: object) -> Iterator[str]:
+    """The absolute paths that a record names anywhere, also those that no file can have."""
     if isinstance(value, Mapping):
         for part in value.values():
-            yield from _paths_in(part)
+            yield from paths_in(part)
     elif isinstance(value, list | tuple):
         for part in value:
-            yield from _paths_in(part)
-    elif isinstance(value, str) and value.startswith("/") and "\0" not in value:
+            yield from paths_in(part)
+    elif isinstance(value, str) and value.startswith("/"):
         yield value
+
+
+def _possible_paths_in(record: object) -> Iterator[str]:
+    return (path for path in paths_in(record) if "\0" not in path)
