@@ -167,17 +167,19 @@ class _Told:
 
     def exits(self) -> Iterator[_Found]:
         """The ranks that ended otherwise than well."""
-        raised = {one.pid for one in self._records if isinstance(one, RankRaised)}
-        for one in self._exits():
-            if one.exit and one.exited_pid not in raised:
-                is_sent = one.exit in _BY_THE_LAUNCHER
-                place = 6 if is_sent else 5 if one.exit == -SIGABRT else 4
-                yield place, one.monotonic_seconds, FailureCause(EXITED, one.exited_rank, exit=one.exit)
+        for one in self._silent_ends():
+            is_sent = one.exit in _BY_THE_LAUNCHER
+            place = 6 if is_sent else 5 if one.exit == -SIGABRT else 4
+            yield place, one.monotonic_seconds, FailureCause(EXITED, one.exited_rank, exit=one.exit)
 
     def has_silent_end(self) -> bool:
         """Whether a rank of the last attempt ended that has reported no exception."""
+        return any(True for _ in self._silent_ends())
+
+    def _silent_ends(self) -> Iterator[ProcessExited]:
+        """The ranks of the last attempt that ended otherwise than well, and reported no exception."""
         raised = {one.pid for one in self._records if isinstance(one, RankRaised)}
-        return any(one.exit and one.exited_pid not in raised for one in self._exits())
+        return (one for one in self._exits() if one.exit and one.exited_pid not in raised)
 
     def may_be_of_the_last_attempt(self, printed: PrintedException) -> bool:
         """Whether no rank of an earlier attempt has reported this exception."""
