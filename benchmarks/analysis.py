@@ -1,9 +1,9 @@
 """What does it cost to report on a long run, and to compare two? `python -m benchmarks.analysis [--lines N] [--json]`.
 
-A log of so many lines is written: a command of two ranks that is killed and started again four times, with its steps,
-checkpoints and checksums of its state. `chaos report` and `chaos compare` are run on it, each a process of its own, and
-their time and the most memory that they took is told. With `--beside FOLDER`, the sources of another version, both
-versions take turns, so that the machine's other load is that of both, and the ratios of the pairs are told.
+The benchmark writes a log of N lines: a command of two ranks that is killed and restarted four times, with its steps,
+checkpoints and checksums of its state. It runs `chaos report` and `chaos compare` on it, each in a separate process,
+and prints their time and peak memory. With `--beside FOLDER`, the sources of another version, both versions run in
+turns, so that the machine's other load affects both, and it prints the ratios of the pairs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Cost:
 
 
 def lines(number: int) -> Iterator[str]:
-    """About so many lines of a log."""
+    """A log of about `number` lines."""
     now = 1000.0
 
     def line(kind: str, *, rank: int | None = None, step: int | None = None, pid: int = 1, **said: Any) -> str:
@@ -94,7 +94,7 @@ def lines(number: int) -> Iterator[str]:
 
 
 def write_log(folder: Path, number: int) -> Path:
-    """A run in `folder` with a log of about so many lines."""
+    """A run in `folder` with a log of about `number` lines."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / EVENTS_FILE).open("w", encoding="utf-8") as file:
         file.writelines(f"{line}\n" for line in lines(number))

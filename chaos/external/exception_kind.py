@@ -1,4 +1,4 @@
-"""What an exception says of who is at fault: the one place where that is decided.
+"""Decides from an exception whose failure it reports: no other place does.
 
 Nothing but the standard library: a rank imports it.
 """
