@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-Verdict = Literal["reproduced", "better than the paper", "not reproduced", "cannot be decided here", "no claim"]
+Verdict = Literal[
+    "reproduced", "better than the paper", "not reproduced", "cannot be decided here", "not checked", "no claim"
+]
 
 
 @dataclass(frozen=True, slots=True)

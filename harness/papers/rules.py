@@ -1,0 +1,83 @@
+"""Rules that compute a verdict from the figures that are printed beside it; every rule can fail.
+
+A figure is a `Measured`: the median of `n` runs, seeds or cases of one cell, and their range. A claim holds where the
+whole range is on its side, fails where the whole range is on the other, and is undecided between: ranges that overlap
+show no difference. Fewer than `MIN_RUNS` show no range. What was not measured is not checked.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from harness.papers.verdicts import Verdict
+
+MIN_RUNS = 3
+UNDECIDED: Verdict = "cannot be decided here"
+NOT_CHECKED: Verdict = "not checked"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Median, least and greatest of `n` values of one cell, in one unit."""
+
+    median: float
+    least: float
+    greatest: float
+    n: int
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Measured | None:
+        """Of `values`; None where there are none."""
+        found = sorted(values)
+        return cls(statistics.median(found), found[0], found[-1], len(found)) if found else None
+
+    @property
+    def has_range(self) -> bool:
+        """Whether there are enough values for the range to mean something."""
+        return self.n >= MIN_RUNS
+
+
+def at_most(figure: Measured | None, limit: float) -> Verdict:
+    """Whether `figure` is at most `limit`."""
+    if figure is None:
+        return NOT_CHECKED
+    if not figure.has_range:
+        return UNDECIDED
+    if figure.greatest <= limit:
+        return "reproduced"
+    return "not reproduced" if figure.least > limit else UNDECIDED
+
+
+def at_least(figure: Measured | None, limit: float) -> Verdict:
+    """Whether `figure` is at least `limit`."""
+    if figure is None:
+        return NOT_CHECKED
+    if not figure.has_range:
+        return UNDECIDED
+    if figure.least >= limit:
+        return "reproduced"
+    return "not reproduced" if figure.greatest < limit else UNDECIDED
+
+
+def less_than(one: Measured | None, other: Measured | None) -> Verdict:
+    """Whether `one` is less than `other`: all its values below all of the other's."""
+    if one is None or other is None:
+        return NOT_CHECKED
+    if not (one.has_range and other.has_range):
+        return UNDECIDED
+    if one.greatest < other.least:
+        return "reproduced"
+    return "not reproduced" if one.least >= other.greatest else UNDECIDED
+
+
+def within(figure: Measured | None, low: float, high: float) -> Verdict:
+    """Whether `figure` lies between `low` and `high`, with its whole range."""
+    if figure is None:
+        return NOT_CHECKED
+    if not figure.has_range:
+        return UNDECIDED
+    if low <= figure.least and figure.greatest <= high:
+        return "reproduced"
+    return "not reproduced" if figure.greatest < low or figure.least > high else UNDECIDED

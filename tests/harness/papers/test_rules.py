@@ -1,0 +1,47 @@
+"""A verdict follows its figures: each rule turns when a figure crosses the claim."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.papers.rules import MIN_RUNS, Measured, at_least, at_most, less_than, within
+
+pytestmark = pytest.mark.unit
+
+VALUES = st.lists(st.floats(-1e6, 1e6, allow_nan=False), min_size=MIN_RUNS, max_size=8)
+
+
+@given(VALUES, st.floats(-1e6, 1e6, allow_nan=False))
+def test_a_claim_holds_for_all_values_or_for_none_or_is_undecided(values: list[float], limit: float) -> None:
+    figure = Measured.of(values)
+    holding = [value <= limit for value in values]
+    assert at_most(figure, limit) == (
+        "reproduced" if all(holding) else "cannot be decided here" if any(holding) else "not reproduced"
+    )
+    holding = [value >= limit for value in values]
+    assert at_least(figure, limit) == (
+        "reproduced" if all(holding) else "cannot be decided here" if any(holding) else "not reproduced"
+    )
+
+
+@given(VALUES, VALUES)
+def test_a_difference_is_claimed_only_where_the_ranges_do_not_overlap(one: list[float], other: list[float]) -> None:
+    verdict = less_than(Measured.of(one), Measured.of(other))
+    assert (verdict == "reproduced") == (max(one) < min(other))
+    assert (verdict == "not reproduced") == (min(one) >= max(other) and not max(one) < min(other))
+
+
+def test_a_figure_that_leaves_the_interval_turns_the_verdict() -> None:
+    assert within(Measured.of([1.0, 1.5, 2.0]), 1, 2) == "reproduced"
+    assert within(Measured.of([1.0, 1.5, 2.1]), 1, 2) == "cannot be decided here"
+    assert within(Measured.of([2.1, 2.2, 2.3]), 1, 2) == "not reproduced"
+
+
+@pytest.mark.parametrize("n", range(MIN_RUNS))
+def test_too_few_values_decide_nothing(n: int) -> None:
+    figure = Measured.of([1.0] * n)
+    expected = "not checked" if n == 0 else "cannot be decided here"
+    assert at_most(figure, 2) == at_least(figure, 0) == within(figure, 0, 2) == expected
+    assert less_than(figure, Measured.of([3.0] * MIN_RUNS)) == expected
