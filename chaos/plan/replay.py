@@ -15,6 +15,7 @@ from typing import Any
 from chaos.errors import UsageError
 from chaos.faults import registry
 from chaos.plan.schedule import DEFAULT_KILL_REPAIR
+from chaos.spec.trigger import Trigger
 from mecefo_runtime.system.events import MAIN_JOB, Event
 
 # What says which faults there are; all else of an experiment is kept.
@@ -98,6 +99,12 @@ def explicit(recorded: Recorded, faults: Sequence[Mapping[str, Any]], name: str)
         job = kept["job"]
         kept["job"] = {**job, "folder": str(Path(recorded.started_in) / (job.get("folder") or "."))}
     return {**kept, "name": name, "faults": without_late_repairs(faults, (kept.get("job") or {}).get("steps"))}
+
+
+def drawn_experiment(recorded: Recorded) -> dict[str, Any]:
+    """The experiment that repeats the recorded run, the same for a run, its replay, and a replay of that."""
+    faults = [{**fault, "at": str(Trigger.parse(fault["at"]))} for fault in explicit_faults(recorded)]
+    return explicit(recorded, faults, str(recorded.experiment.get("name")))
 
 
 def without_late_repairs(faults: Sequence[Mapping[str, Any]], num_steps: int | None) -> list[dict[str, Any]]:

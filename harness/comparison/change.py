@@ -118,6 +118,11 @@ def exit_code(changes: Sequence[Change]) -> int:
     return 5 if is_gone or not is_told or any(change.may_be_worse for change in deciding) else 0
 
 
+def is_of_single_runs(changes: Sequence[Change]) -> bool:
+    """Whether there is one run on each side, so that only counts and the speed can be told from chance."""
+    return all(max(number, default=0) == 1 for number in zip(*((c.num_now, c.num_base) for c in changes), strict=True))
+
+
 def _change(figure: Metric, now: Sample, base: Sample, is_deciding: bool, tolerance_ratio: float) -> Change:
     ours, theirs = now.values(figure.name), base.values(figure.name)
     known: Mapping[str, Any] = {

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 from chaos.errors import ChaosError, EnvironmentFailure, HealError, UsageError
 from chaos.experiment.experiment import Experiment, experiment_hash
 from chaos.experiment.job import Job
+from harness.comparison.same_experiment import drawn_from
 from harness.comparison.sample import Kind, Run, RunSet, Sample, Status
 from harness.comparison.stored import machine_of, verdict_but_gates
 from harness.judging.stored import judge
@@ -84,6 +85,7 @@ class Rounds:
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
         self._runs: dict[str, list[Run]] = {one.label: [] for one in contenders}
         self._machine: dict[str, Any] = {}
+        self._drawn: dict[str, Mapping[str, Any]] = {}
         self._ratings = ratings
         self.summaries: list[Summary] = []
         self.folder = new_set_folder(out, FOLDER_OF[kind])
@@ -128,6 +130,7 @@ class Rounds:
         place = str(Path("..") / ".." / folder.relative_to(self._out))
         runs.append(replace(Run.of(summary, place, number), verdict_but_gates=verdict_but_gates(folder)))
         self._machine = machine_of(events)
+        self._drawn.setdefault(one.label, drawn_from(events))
         link = self.folder / f"{one.label}-{number}"
         # A convenience only: not every file system has links.
         with suppress(OSError):
@@ -142,6 +145,7 @@ class Rounds:
                 experiment={} if one.experiment is None else one.experiment.model_dump(mode="json"),
                 machine=self._machine,
                 runs=tuple(self._runs[one.label]),
+                drawn=self._drawn.get(one.label, {}),
             )
             for one in self._contenders
         ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,8 +17,6 @@ Status = Literal["running", "complete", "partial"]
 FORMAT = "chaos-set-1"
 USABLE = ("pass", "fail")
 """Verdicts of runs whose figures count: the fault was seen to affect, and the run came to its end."""
-# What of an experiment changes neither what is run nor how it is measured.
-_IMMATERIAL = ("name", "gates", "halt")
 
 
 class NoSet(Exception):
@@ -88,13 +85,17 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Runs of one experiment, called `label` (its strategy). `experiment` is it as plain values, `machine` on what."""
+    """Runs of one experiment, called `label` (its strategy). `experiment` is it as plain values, `machine` on what.
+
+    `drawn` is the experiment with the incidents of its first run in place of the schedule; empty where not known.
+    """
 
     label: str
     experiment_hash: str | None
     experiment: Mapping[str, Any]
     machine: Mapping[str, Any]
     runs: Sequence[Run]
+    drawn: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def usable(self) -> tuple[Run, ...]:
@@ -131,6 +132,7 @@ class Sample:
             "label": self.label,
             "experiment_hash": self.experiment_hash,
             "experiment": dict(self.experiment),
+            "drawn": dict(self.drawn),
             "machine": dict(self.machine),
             "runs": [run.to_dict() for run in self.runs],
             "figures": {name: self.spread(name) for name in METRICS},
@@ -177,6 +179,7 @@ class RunSet:
                     experiment=dict(sample["experiment"]),
                     machine=dict(sample["machine"]),
                     runs=[_run_from(run) for run in sample["runs"]],
+                    drawn=dict(sample.get("drawn") or {}),
                 )
                 for sample in raw["samples"]
             ]
@@ -211,31 +214,9 @@ def sample_of(
     machine: Mapping[str, Any],
     folder: Path | None,
     verdict_but_gates: str | None = None,
+    drawn: Mapping[str, Any] | None = None,
 ) -> Sample:
     """A single run as a sample."""
     run = replace(Run.of(summary, None if folder is None else str(folder)), verdict_but_gates=verdict_but_gates)
     label = summary.strategy or summary.runtime
-    return Sample(label, summary.experiment_hash, experiment, machine, (run,))
-
-
-def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """In what two experiments differ that matters to their figures: `job.steps: 50, not 80`."""
-    ours, theirs = (
-        _flat({key: value for key, value in experiment.items() if key not in _IMMATERIAL})
-        for experiment in (one, other)
-    )
-    return [
-        f"{key}: {json.dumps(ours.get(key))}, not {json.dumps(theirs.get(key))}"
-        for key in sorted(ours.keys() | theirs.keys())
-        if ours.get(key) != theirs.get(key)
-    ]
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(value, Mapping):
-        parts = [(f"{prefix}.{key}" if prefix else str(key), part) for key, part in value.items()]
-    elif isinstance(value, list | tuple):
-        parts = [(f"{prefix}[{index}]", part) for index, part in enumerate(value)]
-    else:
-        return {prefix: value}
-    return {key: leaf for name, part in parts for key, leaf in _flat(part, name).items()}
+    return Sample(label, summary.experiment_hash, experiment, machine, (run,), drawn or {})

@@ -11,6 +11,7 @@ from typing import Any
 from chaos.errors import UsageError
 from chaos.host.run_files import EVENTS_FILE
 from chaos.user_files import read_input
+from harness.comparison.same_experiment import drawn_from
 from harness.comparison.sample import NoSet, RunSet, Sample, sample_of
 from harness.judging.stored import judge
 from harness.judging.summary import Summary
@@ -39,7 +40,8 @@ def find_samples(out: Path, reference: str) -> list[Sample]:
     with legible(folder):
         summary, events = judge(folder)
         experiment = _mapping(_of_start(events).get("experiment"))
-        return [sample_of(summary, experiment, machine_of(events), folder, verdict_but_gates(folder))]
+        machine, drawn = machine_of(events), drawn_from(events)
+        return [sample_of(summary, experiment, machine, folder, verdict_but_gates(folder), drawn)]
 
 
 def machine_of(events: Sequence[Event]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.analysis.words import count, one_line
-from harness.comparison.change import Change
+from harness.comparison.change import Change, is_of_single_runs
 from harness.comparison.figures import HEADLINE
 from harness.comparison.rounds import REFUSED
 from harness.comparison.sample import RunSet, Sample
@@ -28,7 +28,8 @@ def set_lines(found: RunSet, verdict: SetVerdict, folder: Path, *, unicode: bool
     many = f"{len(found.samples)} strategies, " if found.kind == "comparison" else ""
     each = " each" if many else ""
     yield f"{one_line(found.name)}: {headline(found, verdict).upper()}; {many}{count(found.num_rounds, 'run')}{each}"
-    yield from (f"  - {one_line(reason)}" for reason in verdict.reasons)
+    for reason in verdict.reasons:
+        yield from _item(reason)
     yield ""
     cells = max([_LABEL_CELLS, *(len(sample.label) for sample in found.samples)])
     yield f"{'median':>{cells + 14}}   {'least to greatest':<24} n"
@@ -45,7 +46,7 @@ def set_lines(found: RunSet, verdict: SetVerdict, folder: Path, *, unicode: bool
         yield from _runs(sample)
     yield ""
     for note in notes(found):
-        yield from textwrap.wrap(note, _WIDTH, initial_indent="  - ", subsequent_indent="    ")
+        yield from _item(note)
     yield f"all of it: {folder}"
 
 
@@ -103,26 +104,46 @@ def _goes_back_to(experiment: Mapping[str, Any]) -> str:
 def against_lines(found: Against, what: str, baseline: str) -> Iterator[str]:
     """The report of a comparison with a baseline."""
     yield f"{one_line(what)} against {one_line(baseline)}: {found.verdict.verdict.upper()}"
-    yield from (f"  - {one_line(reason)}" for reason in found.verdict.reasons)
-    yield from (f"  note: {one_line(note)}" for note in found.notes)
+    for reason in found.verdict.reasons:
+        yield from _item(reason)
+    for note in found.notes:
+        yield from _item(note, "note: ")
     for label, changes in found.pairs:
-        first = changes[0]
-        runs = f"{first.num_now} against {first.num_base} runs"
+        is_single = is_of_single_runs(changes)
+        num_now, num_base = (max(numbers) for numbers in zip(*((c.num_now, c.num_base) for c in changes), strict=True))
         yield ""
-        yield f"{label} ({runs})"
-        yield f"  {'figure':<37}{'now':>10}{'baseline':>11}{'noise':>10}  "
-        yield from (_change(change) for change in changes if change.is_deciding)
+        yield f"{label} ({num_now} against {count(num_base, 'run')})"
+        yield f"  {'figure':<36}{'now':>9} {'baseline':>9}{'noise':>9}"
+        for change in changes:
+            if change.is_deciding:
+                yield _change(change, is_single)
+                # That a side has no value at all is seen in its column.
+                if change.word == "no data" and change.num_now and change.num_base:
+                    yield f"    {change.why}"
         others = [change for change in changes if not change.is_deciding and not change.now is change.base is None]
         if others:
             yield "  not decisive:"
-        yield from (_change(change) for change in others)
+        yield from (_change(change, is_single) for change in others)
 
 
-def _change(change: Change) -> str:
+def _item(text: object, mark: str = "- ") -> list[str]:
+    # Not broken within a word: a path is there to be copied.
+    return textwrap.wrap(
+        one_line(text),
+        _WIDTH,
+        initial_indent=f"  {mark}",
+        subsequent_indent=" " * (2 + len(mark)),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _change(change: Change, is_single: bool) -> str:
+    """One row. Of single runs the verdict says once that nearly no difference can be told from chance."""
     figure = change.figure
     cells = (figure.to_text(change.now), figure.to_text(change.base), figure.to_text(change.band))
-    why = f" ({change.why})" if change.why and change.word == "no data" and change.is_deciding else ""
-    return f"  {figure.name:<37}{cells[0]:>10}{cells[1]:>11}{cells[2]:>10}  {change.word}{why}"
+    word = "" if is_single and change.word == "cannot tell" else change.word
+    return f"  {figure.name:<36}{cells[0]:>9} {cells[1]:>9}{cells[2]:>9}  {word}".rstrip()
 
 
 def _bars(samples: Sequence[Sample], name: str, cells: int, unicode: bool) -> Iterator[str]:

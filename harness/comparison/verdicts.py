@@ -8,9 +8,10 @@ from statistics import median
 from typing import Any, cast
 
 from harness.analysis.words import count
-from harness.comparison.change import Change, compare, exit_code
+from harness.comparison.change import Change, compare, exit_code, is_of_single_runs
 from harness.comparison.rounds import REFUSED
-from harness.comparison.sample import RunSet, Sample, differences
+from harness.comparison.same_experiment import other_experiment
+from harness.comparison.sample import RunSet, Sample
 from harness.judging.gates import OPERATORS, Gate, GateError
 from harness.judging.summary import GateResult
 from harness.judging.verdict import EXIT_CODES, WORST_FIRST, Outcome
@@ -132,7 +133,7 @@ def judge_against(
     notes: list[str] = []
     judged: list[tuple[str, tuple[Change, ...]]] = []
     for now, base in pairs:
-        if other := _other_experiment(now, base):
+        if other := other_experiment(now, base):
             if not anyway:
                 outcomes.append(("inconclusive", f"{other}; --anyway compares them anyway"))
                 continue
@@ -143,20 +144,36 @@ def judge_against(
         judged.append((now.label, changes))
         name = f"{now.label}: " if len(pairs) > 1 else ""
         outcomes += [("fail", f"{name}{_worse(change)}") for change in changes if _is(change, "worse")]
+        suspect = [change.figure.name for change in changes if change.is_deciding and change.may_be_worse]
+        single = _of_single_runs(changes, suspect) if is_of_single_runs(changes) else None
+        why_open = _why_open(now, base, changes, suspect, single)
         if exit_code(changes) == EXIT_CODES["inconclusive"]:
-            gone = [c.figure.name for c in changes if _is(c, "no data") and c.base is not None]
-            suspect = [change.figure.name for change in changes if change.is_deciding and change.may_be_worse]
-            what = "no decisive figure is available"
-            if suspect:
-                listed = ", ".join(suspect)
-                what = f"worse, or chance? {listed}: too few runs to tell; --repeat 3 on both sides does"
-            if gone:
-                what = f"no longer known: {', '.join(gone)}"
-            if useless := [*_without_figures(now, "here"), *_without_figures(base, "in the baseline")]:
-                what = "; ".join(useless)
-            outcomes.append(("inconclusive", f"{name}{what}"))
+            outcomes.append(("inconclusive", f"{name}{why_open}"))
+        if single is not None and (why_open != single or exit_code(changes) != EXIT_CODES["inconclusive"]):
+            notes.append(f"{name}{single}")
     fine = "no decisive figure got worse by more than the noise and the tolerance"
     return Against(tuple(judged), _verdict(outcomes, fine, ()), tuple(dict.fromkeys(notes)))
+
+
+def _why_open(now: Sample, base: Sample, changes: Sequence[Change], suspect: Sequence[str], single: str | None) -> str:
+    """Why no deciding figure gives an answer, the most general reason alone."""
+    if useless := [*_without_figures(now, "here"), *_without_figures(base, "in the baseline")]:
+        return "; ".join(useless)
+    if gone := [change.figure.name for change in changes if _is(change, "no data") and change.base is not None]:
+        return f"no longer known: {', '.join(gone)}"
+    if single is not None and any(_is(change, "cannot tell") for change in changes):
+        return single
+    if suspect:
+        return f"worse, or chance? {', '.join(suspect)}: too few runs to tell; --repeat 3 on both sides does"
+    return "no decisive figure is available"
+
+
+def _of_single_runs(changes: Sequence[Change], suspect: Sequence[str]) -> str:
+    """What one run on each side shows: one sentence for all figures."""
+    is_any_clear = any(change.word in ("better", "worse") for change in changes)
+    what = "only differences marked better or worse can" if is_any_clear else "no differences can"
+    perhaps = f". Perhaps worse: {', '.join(suspect)}" if suspect else ""
+    return f"one run on each side: {what} be told from chance; --repeat 3 on both sides{perhaps}"
 
 
 def _without_figures(sample: Sample, where: str) -> list[str]:
@@ -182,17 +199,6 @@ def _pairs(samples: Sequence[Sample], baseline: Sequence[Sample]) -> list[tuple[
         return [(samples[0], baseline[0])]
     by_label = {sample.label: sample for sample in baseline}
     return [(sample, by_label[sample.label]) for sample in samples if sample.label in by_label]
-
-
-def _other_experiment(now: Sample, base: Sample) -> str | None:
-    """In what the experiments differ, None if they are the same as far as figures go."""
-    if now.experiment_hash == base.experiment_hash and now.experiment_hash is not None:
-        return None
-    if not now.experiment or not base.experiment:
-        return f"another experiment ({now.experiment_hash}, not {base.experiment_hash})"
-    found = differences(now.experiment, base.experiment)
-    more = f" and {len(found) - 4} more" if len(found) > 4 else ""
-    return f"another experiment ({'; '.join(found[:4])}{more})" if found else None
 
 
 def _machine(sample: Sample) -> str:

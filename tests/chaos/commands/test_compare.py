@@ -109,7 +109,7 @@ def test_a_single_slower_run_cannot_be_told_from_chance(chaos, stored, tmp_path)
     (folder / "events.jsonl").write_text("".join(f"{event.to_json()}\n" for event in events))
     code, out, _ = chaos("compare", str(folder), stored)
     assert code == 5, out
-    assert "--repeat 3 on both sides" in out
+    assert "--repeat 3 on both sides" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(

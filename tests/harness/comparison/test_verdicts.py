@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from harness.comparison.figures import DECIDING
 from harness.comparison.rounds import REFUSED
-from harness.comparison.sample import NoSet, Run, RunSet, differences
+from harness.comparison.same_experiment import differences
+from harness.comparison.sample import NoSet, Run, RunSet
 from harness.comparison.verdicts import judge_against, judge_comparison, judge_repetition, worst
 from harness.judging.verdict import EXIT_CODES
 from tests.harness.comparison.samples import EXPERIMENT, gate, run, run_set, sample
@@ -19,6 +20,14 @@ from tests.harness.comparison.samples import EXPERIMENT, gate, run, run_set, sam
 pytestmark = pytest.mark.unit
 
 FAST = "recovery_seconds < 1"
+SINGLE = (
+    {"recovery_seconds": 2.0, "detection_seconds": 0.2, "steps_lost": 0.0},
+    {"recovery_seconds": 1.0, "detection_seconds": 0.1, "steps_lost": 0.0},
+)
+NONE_CLEAR = "one run on each side: no differences can be told from chance; --repeat 3 on both sides"
+SOME_CLEAR = (
+    "one run on each side: only differences marked better or worse can be told from chance; --repeat 3 on both sides"
+)
 
 
 def repetition(*runs, status="complete"):
@@ -118,6 +127,30 @@ class TestAgainst:
         assert found.verdict.reasons == (
             "mecefo: recovery_seconds got worse: 2.00 s, in the baseline 1.00 s (noise 0 ms)",
         )
+
+    def test_one_run_on_each_side_is_said_once(self):
+        now, base = (run_set(replace(sample(0.0), runs=[run(**figures)])).samples[0] for figures in SINGLE)
+        found = self.judge(now, base)
+        assert (found.verdict.exit_code, found.notes) == (5, ())
+        assert found.verdict.reasons == (f"{NONE_CLEAR}. Perhaps worse: recovery_seconds, detection_seconds",)
+        # The other way round nothing is worse, and the sentence is a note.
+        found = self.judge(base, now)
+        assert (found.verdict.exit_code, found.notes) == (0, (NONE_CLEAR,))
+        # Nothing but figures that cannot be told from chance: there is no answer.
+        found = judge_against([base], [now], ["recovery_seconds"], 0.05)
+        assert (found.verdict.exit_code, found.verdict.reasons, found.notes) == (5, (NONE_CLEAR,), ())
+
+    def test_of_single_runs_a_count_can_be_told_from_chance(self):
+        now, base = (replace(sample(0.0), runs=[run(steps_lost=lost, recovery_seconds=1.0)]) for lost in (3.0, 0.0))
+        found = self.judge(now, base)
+        assert found.verdict.exit_code == 1
+        assert found.verdict.reasons == ("steps_lost got worse: 3, in the baseline 0 (noise 0)",)
+        assert found.notes == (SOME_CLEAR,)
+
+    @pytest.mark.parametrize(("num_now", "num_base"), [(2, 1), (1, 2), (3, 3)])
+    def test_of_several_runs_nothing_is_said_of_single_ones(self, num_now, num_base):
+        found = self.judge(sample(*[1.0] * num_now), sample(*[1.0] * num_base))
+        assert "one run" not in " ".join((*found.verdict.reasons, *found.notes))
 
     def test_what_was_stopped_has_nothing_to_compare(self):
         halted = replace(sample(1.0), runs=[run("halted")])

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.comparison.figures import DECIDING
 from harness.comparison.page import PAGE_FILE, PLOT_FILE, render, write_pages
 from harness.comparison.plot import plot
 from harness.comparison.rounds import REFUSED
@@ -143,3 +144,16 @@ def test_the_page_has_all_and_takes_no_markup_from_names(tmp_path):
     write_pages(found, judge_comparison(found), tmp_path)
     assert (tmp_path / PAGE_FILE).read_text() == page
     ElementTree.parse(tmp_path / PLOT_FILE)
+
+
+def test_of_single_runs_both_figures_stand_beside_each_other_and_one_sentence_above_them():
+    now = replace(sample(0.0), runs=[run(recovery_seconds=2.0, wall_clock_seconds=9.0, steps_lost=0.0)])
+    base = replace(sample(0.0), runs=[run(recovery_seconds=1.0, wall_clock_seconds=7.0, steps_lost=0.0)])
+    lines = list(against_lines(judge_against([now], [base], DECIDING, 0.05), "now", "before"))
+    assert max(map(len, lines)) <= 80
+    assert "cannot tell" not in "\n".join(lines)
+    assert " ".join(" ".join(lines).split()).count("one run on each side") == 1
+    rows = [line.split() for line in lines]
+    assert ["recovery_seconds", "2.00", "s", "1.00", "s", "-"] in rows
+    assert ["wall_clock_seconds", "9.00", "s", "7.00", "s", "-"] in rows
+    assert ["steps_lost", "0", "0", "0", "within", "noise"] in rows
