@@ -346,9 +346,9 @@ class Narrator:
         return f"left behind: {', '.join(left)}. see ledger.jsonl and events.jsonl" if left else None
 
     def _tell_run_ended(self, event: Event, fields: Mapping[str, Any]) -> str | None:
-        if fields.get("reason") == "completed":
-            return None
-        return f"run {fields.get('reason')}{': ' if fields.get('message') else ''}{fields.get('message') or ''}"
+        # What was completed, halted, interrupted or aborted has an event of its own. Why the tool failed is the first
+        # sentence of the verdict, which follows.
+        return "run failed" if fields.get("reason") == "failed" else None
 
     def _tell_warning(self, event: Event, fields: Mapping[str, Any]) -> str:
         return f"warning: {_GLOO_NOISE.sub('', str(fields.get('message')))}"

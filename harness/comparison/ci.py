@@ -21,8 +21,7 @@ def junit_of(found: RunSet, verdict: SetVerdict, summaries: Sequence[Summary]) -
 
     `summaries` are those of the runs that there are, in the order of the rounds.
     """
-    runs: list[tuple[Summary, str | None]] = [(one, MEDIAN_DECIDES) for one in _single_runs(found, summaries)]
-    return junit.render_all([*runs, (as_summary(found, verdict), None)])
+    return junit.render_all(list(_single_runs(found, summaries)), MEDIAN_DECIDES, as_summary(found, verdict))
 
 
 def github_of(found: RunSet, verdict: SetVerdict) -> tuple[str, list[str]]:

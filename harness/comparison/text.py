@@ -12,7 +12,7 @@ from harness.comparison.change import Change, is_of_single_runs
 from harness.comparison.figures import HEADLINE
 from harness.comparison.rounds import REFUSED
 from harness.comparison.sample import RunSet, Sample
-from harness.comparison.verdicts import Against, SetVerdict, what_ran
+from harness.comparison.verdicts import Against, SetVerdict, outcome_against, what_ran
 from harness.judging.caveats import MUCH_OVERRUN
 from harness.judging.metrics import METRICS
 from harness.report.wording import shows_goodput
@@ -43,7 +43,7 @@ def set_lines(found: RunSet, verdict: SetVerdict, folder: Path, *, unicode: bool
     yield ""
     yield "runs"
     for sample in found.samples:
-        yield from _runs(sample)
+        yield from _runs(found, sample)
     yield ""
     for note in notes(found):
         yield from _item(note)
@@ -164,10 +164,10 @@ def _bars(samples: Sequence[Sample], name: str, cells: int, unicode: bool) -> It
         yield f"{label}{figure.to_text(values['median']):>12}   {spread:<24} {values['n']} {bar}".rstrip()
 
 
-def _runs(sample: Sample) -> Iterator[str]:
+def _runs(found: RunSet, sample: Sample) -> Iterator[str]:
     told = [run for run in sample.runs if run.error is None]
-    if refused := next((run for run in sample.runs if run.verdict == REFUSED), None):
-        yield f"  {sample.label}: cannot be run: {one_line(refused.error)}"
+    if any(run.verdict == REFUSED for run in sample.runs):
+        yield f"  {sample.label}: cannot be run"
         return
     if not sample.runs:
         yield f"  {sample.label}: not run"
@@ -176,8 +176,10 @@ def _runs(sample: Sample) -> Iterator[str]:
     yield f"  {sample.label}: {passed} of {len(sample.runs)} pass"
     for run in sample.runs:
         if run.error is not None:
-            yield f"    {run.round}: no run: {one_line(run.error)}"
+            yield f"    {run.round}: no run"
         else:
             place = "" if run.folder is None else run.folder.removeprefix("../../")
-            why = f"  {one_line(run.reasons[0])}" if run.verdict != "pass" and run.reasons else ""
+            # The verdict above names the reason of every run that speaks against it.
+            is_named = run.verdict == "pass" or not run.reasons or outcome_against(found, run) is not None
+            why = "" if is_named else f"  {one_line(run.reasons[0])}"
             yield f"    {run.round}: {run.verdict:<12} {place}{why}"

@@ -11,7 +11,7 @@ from harness.analysis.words import count
 from harness.comparison.change import Change, compare, exit_code, is_of_single_runs
 from harness.comparison.rounds import REFUSED
 from harness.comparison.same_experiment import other_experiment
-from harness.comparison.sample import RunSet, Sample
+from harness.comparison.sample import Run, RunSet, Sample
 from harness.judging.gates import OPERATORS, Gate, GateError
 from harness.judging.summary import GateResult
 from harness.judging.verdict import EXIT_CODES, WORST_FIRST, Outcome
@@ -80,11 +80,8 @@ def judge_repetition(found: RunSet) -> SetVerdict:
     (sample,) = found.samples
     outcomes: list[tuple[Outcome, str]] = []
     for run in sample.runs:
-        outcome = known_outcome(run.verdict if run.verdict_but_gates is None else run.verdict_but_gates)
-        if run.error is not None:
-            outcomes.append((known_outcome(run.verdict), f"run {run.round}: {run.error}"))
-        elif outcome != "pass":
-            outcomes.append((outcome, f"run {run.round}: {run.reasons[0] if run.reasons else outcome}"))
+        if (outcome := outcome_against(found, run)) is not None:
+            outcomes.append((outcome, f"run {run.round}: {why_against(run)}"))
     gates = _median_gates(sample)
     for gate in gates:
         if gate.passed is not True:
@@ -99,14 +96,32 @@ def judge_comparison(found: RunSet) -> SetVerdict:
     outcomes: list[tuple[Outcome, str]] = []
     for sample in found.samples:
         for run in sample.runs:
-            outcome = "inconclusive" if run.verdict == REFUSED else known_outcome(run.verdict)
-            if outcome not in ("pass", "fail"):
-                why = run.error or (run.reasons[0] if run.reasons else outcome)
-                outcomes.append((outcome, f"{sample.label}, round {run.round}: {why}"))
+            if (outcome := outcome_against(found, run)) is not None:
+                # A refusal is that of every round.
+                where = "" if run.verdict == REFUSED else f", round {run.round}"
+                outcomes.append((outcome, f"{sample.label}{where}: {why_against(run)}"))
     if found.status == "partial":
         broke_down = any(run.error and run.verdict != REFUSED for sample in found.samples for run in sample.runs)
         outcomes.append(("halted", f"{'ended early' if broke_down else 'interrupted'}: {what_ran(found)}"))
     return _verdict(_once(outcomes), "every strategy ran in every round", ())
+
+
+def outcome_against(found: RunSet, run: Run) -> Outcome | None:
+    """The outcome of a run that the verdict of its set names, with its reason; None of a run that is well.
+
+    In a repetition the median decides the gates. In a comparison a failed run is an answer, too.
+    """
+    if found.kind == "comparison":
+        outcome = "inconclusive" if run.verdict == REFUSED else known_outcome(run.verdict)
+        return None if outcome in ("pass", "fail") else outcome
+    is_judged = run.error is None and run.verdict_but_gates is not None
+    outcome = known_outcome(str(run.verdict_but_gates) if is_judged else run.verdict)
+    return outcome if run.error is not None or outcome != "pass" else None
+
+
+def why_against(run: Run) -> str:
+    """Why there is no run, or the first reason of its verdict."""
+    return run.error or (run.reasons[0] if run.reasons else run.verdict)
 
 
 def what_ran(found: RunSet) -> str:

@@ -75,7 +75,7 @@ def append(path: Path, text: str) -> None:
 def markdown(summary: Summary, folder: Path | None) -> str:
     """The summary of a step: verdict, gates, faults, figures, and how to repeat it."""
     lines = [
-        *_head(summary),
+        *_head(summary, *wording.verdict_sentences(summary)),
         *_gate_table(summary.gates),
         *_incident_table(summary.incidents),
         *_figures(summary),
@@ -100,17 +100,18 @@ def markdown_of_runs(summary: Summary, runs: Sequence[tuple[str, str, str]]) -> 
     """
     rows = [f"| {number} | {_SIGNS.get(verdict, '⛔')} {verdict} | {_text(place)} |" for number, verdict, place in runs]
     table = ["", "| run | alone | |", "|---:|---|---|", *rows] if rows else []
-    return "\n".join([*_head(summary), *_gate_table(summary.gates), *table]) + "\n"
+    # What a verdict means for a single run does not hold for a set: its reasons are all that there is to say.
+    head = _head(summary, None, summary.reasons)
+    return "\n".join([*head, *_gate_table(summary.gates), *table]) + "\n"
 
 
-def _head(summary: Summary) -> list[str]:
+def _head(summary: Summary, meaning: str | None, reasons: Sequence[str]) -> list[str]:
     verdict = summary.verdict
     return [
         f"### {_SIGNS.get(verdict, '⛔')} chaos: {_text(summary.name or 'run')} - {verdict}",
         "",
-        _text(wording.headline(summary)),
-        "",
-        *(f"- {_text(reason)}" for reason in summary.reasons),
+        *([] if meaning is None else [_text(meaning), ""]),
+        *(f"- {_text(reason)}" for reason in reasons),
     ]
 
 

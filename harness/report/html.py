@@ -53,13 +53,13 @@ def render(
     unit, speeds = wording.speeds(summary)
     baseline = wording.comparable_baseline(summary)
     incidents = [_incident(index, one, past, broken) for index, one in enumerate(summary.incidents)]
-    # Of a pass the only reason is the headline once more.
-    reasons = [] if summary.verdict == "pass" else [_sentence(reason) for reason in summary.reasons]
+    meaning, said = wording.verdict_sentences(summary)
+    reasons = [_sentence(reason) for reason in said]
     return template(Path(__file__).parent, _TEMPLATE).render(
         summary=summary,
         name=summary.name or "run",
         verdict=summary.verdict,
-        headline=wording.headline(summary),
+        meaning=meaning,
         reasons=reasons[:_FEW_REASONS],
         more_reasons=reasons[_FEW_REASONS:],
         about=_attempt("facts", lambda: about(summary, events), broken) or [],

@@ -27,13 +27,14 @@ def render(summary: Summary) -> str:
     return _text(_suite(summary))
 
 
-def render_all(runs: Sequence[tuple[Summary, str | None]]) -> str:
-    """Several runs as text: a test suite for each, see `render`. Their names have to differ.
+def render_all(runs: Sequence[Summary], gates_decided_by: str, together: Summary) -> str:
+    """Several runs as text: a test suite for each, see `render`, and one for what they come to `together`.
 
-    Beside each summary stands who decides of the gates that were asked for, where that is not this run alone.
+    Their names have to differ. `gates_decided_by` says what decides the gates that were asked for, instead of one run.
     """
     suites = ElementTree.Element("testsuites")
-    suites.extend(_suite(summary, gates_decided_by) for summary, gates_decided_by in runs)
+    suites.extend(_suite(summary, gates_decided_by) for summary in runs)
+    suites.append(_suite(together, is_set=True))
     return _text(suites)
 
 
@@ -42,7 +43,7 @@ def _text(root: ElementTree.Element) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
 
 
-def _suite(summary: Summary, gates_decided_by: str | None = None) -> ElementTree.Element:
+def _suite(summary: Summary, gates_decided_by: str | None = None, *, is_set: bool = False) -> ElementTree.Element:
     name = one_line(summary.name or "run")
     verdict = summary.verdict
     is_stopped = verdict == "halted" or summary.status in _STOPPED
@@ -60,9 +61,10 @@ def _suite(summary: Summary, gates_decided_by: str | None = None) -> ElementTree
     if verdict not in ("pass", "fail") or (verdict == "fail" and not told) or suite.find("testcase") is None:
         case = _case(suite, name, "run", "verdict")
         if verdict != "pass":
-            _result(
-                case, "failure" if verdict == "fail" else "error", f"{verdict}: {wording.headline(summary)}", summary
-            )
+            meaning, reasons = (None, summary.reasons) if is_set else wording.verdict_sentences(summary)
+            sentences = [*([] if meaning is None else [meaning]), *reasons]
+            tag = "failure" if verdict == "fail" else "error"
+            _result(case, tag, ": ".join((verdict, *sentences[:1])), sentences[1:])
     cases = list(suite.iter("testcase"))
     suite.set("tests", str(len(cases)))
     for attribute, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
@@ -107,10 +109,10 @@ def _case(suite: ElementTree.Element, name: str, group: str, title: str) -> Elem
     return ElementTree.SubElement(suite, "testcase", classname=f"chaos.{name}.{group}", name=title, time="0.000")
 
 
-def _result(case: ElementTree.Element, tag: str, message: str, summary: Summary | None = None) -> None:
+def _result(case: ElementTree.Element, tag: str, message: str, more: Sequence[str] = ()) -> None:
     element = ElementTree.SubElement(case, tag, message=one_line(message))
-    if summary is not None and summary.reasons:
-        element.text = "\n".join(map(one_line, summary.reasons))
+    if more:
+        element.text = "\n".join(map(one_line, more))
 
 
 def _seconds(value: float | None) -> str:

@@ -87,8 +87,10 @@ class _Report:
             (f"{self._summary.name or 'run'}: ", "bold"),
             (verdict.upper(), _VERDICT_STYLES.get(verdict, "bold yellow")),
         )
-        self._paragraph(wording.headline(self._summary))
-        for reason in self._summary.reasons:
+        meaning, reasons = wording.verdict_sentences(self._summary)
+        if meaning is not None:
+            self._paragraph(meaning)
+        for reason in reasons:
             self._item(reason)
 
     def _what_was_done(self) -> None:

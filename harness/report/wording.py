@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from harness.analysis.regroups import StateRestore
@@ -58,15 +58,11 @@ BADPUT: Mapping[str, str] = {
 def headline(summary: Summary) -> str:
     """What the verdict means, in one sentence."""
     gates = summary.gates
-    if (
-        summary.verdict == "fail"
-        and summary.job_outcome == "failed"
-        and not any(one.injected for one in summary.incidents)
-    ):
+    if _has_failed_by_itself(summary):
         return "The job failed by itself, without any fault."
     if summary.verdict == "fail" and gates and all(gate.passed is not False for gate in gates):
         return "No gate failed, but the job did not recover as it must."
-    if summary.verdict == "error" and summary.command and summary.job_outcome == "failed":
+    if _has_never_trained(summary):
         return "The command never began to train. This says nothing about what it survives."
     if summary.verdict == "pass" and not summary.incidents:
         return "The job completed without a fault, and all gates passed."
@@ -74,6 +70,29 @@ def headline(summary: Summary) -> str:
         again = count(summary.steps_from_scratch, "step")
         return f"The job completed, but it restarted from scratch: {again} recomputed. All gates passed."
     return VERDICTS.get(summary.verdict, "The run has no verdict that this version knows.")
+
+
+def verdict_sentences(summary: Summary) -> tuple[str | None, Sequence[str]]:
+    """What the verdict means, None where its reasons say it, and the reasons that add something: each fact once."""
+    if not summary.reasons:
+        return headline(summary), ()
+    if summary.verdict == "pass":
+        # Its only reason has the same words.
+        return headline(summary), ()
+    if summary.verdict == "halted" or _has_failed_by_itself(summary):
+        return None, summary.reasons
+    if _has_never_trained(summary):
+        return "This says nothing about what the command survives.", summary.reasons
+    return headline(summary), summary.reasons
+
+
+def _has_failed_by_itself(summary: Summary) -> bool:
+    is_failed = summary.verdict == "fail" and summary.job_outcome == "failed"
+    return is_failed and not any(one.injected for one in summary.incidents)
+
+
+def _has_never_trained(summary: Summary) -> bool:
+    return summary.verdict == "error" and bool(summary.command) and summary.job_outcome == "failed"
 
 
 def twin_rows(summary: Summary) -> Iterator[tuple[str, str]]:

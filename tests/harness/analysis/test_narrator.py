@@ -249,9 +249,10 @@ def test_what_gloo_says_is_told_without_its_guesses():
     assert told == "warning: rank 3 broke off: Connection closed by peer [127.0.0.1]:62861."
 
 
-def test_a_run_that_failed_says_why():
-    assert Narrator().tell(event("run_ended", reason="failed", message="disk full")) == "run failed: disk full"
-    assert Narrator().tell(event("run_ended", reason="completed", message="")) is None
+def test_the_end_of_a_run_leaves_the_reason_to_the_verdict_and_to_its_event():
+    assert Narrator().tell(event("run_ended", reason="failed", message="disk full")) == "run failed"
+    for reason in ("completed", "halted", "interrupted", "aborted"):
+        assert Narrator().tell(event("run_ended", reason=reason, message="x")) is None
 
 
 class TestCommands:

@@ -75,10 +75,11 @@ class TestComparison:
         assert judge_comparison(found).exit_code == 0
 
     def test_a_refused_strategy_leaves_it_open(self):
-        refused = replace(sample(0.0, label="checkpoint"), runs=[Run(REFUSED, error="give a repair")])
-        verdict = judge_comparison(run_set(sample(1.0), refused))
+        runs = [Run(REFUSED, error="give a repair", round=number) for number in (1, 2)]
+        refused = replace(sample(0.0, label="checkpoint"), runs=runs)
+        verdict = judge_comparison(run_set(sample(1.0, 1.0), refused))
         assert verdict.exit_code == 5
-        assert "give a repair" in verdict.reasons[0]
+        assert verdict.reasons == ("checkpoint: give a repair",)
 
     def test_dirty_outranks_all(self):
         dirty = replace(sample(0.0), runs=[run("dirty"), run("inconclusive")])
