@@ -103,10 +103,14 @@ def passes(
     """(forward, backward, update) seconds of each of the replica's stages, for one microbatch and a step's update."""
     alone = Layout(num_layers, (replica,))
     stages = [Ratings(costs, alone, span.rank) for span in replica.spans]
-    # Reductions are over when all have them, and no part of a replica's own time.
-    alone_costs = replace(costs, layer_reduction_seconds=None)
-    updates = tuple(span_update_seconds(span, num_layers, alone_costs) for span in replica.spans)
+    updates = tuple(span_update_seconds(span, num_layers, _without_reduction(costs)) for span in replica.spans)
     return tuple(s.forward_seconds or 0.0 for s in stages), tuple(s.backward_seconds or 0.0 for s in stages), updates
+
+
+@lru_cache(maxsize=64)
+def _without_reduction(costs: Costs) -> Costs:
+    """Reductions are over when all replicas have them: no part of one replica's own time."""
+    return replace(costs, layer_reduction_seconds=None)
 
 
 @lru_cache(maxsize=65536)

@@ -62,7 +62,9 @@ class Costs:
     message_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
+        # Not `asdict`, which copies each value: a forecast makes many of them.
+        for field in fields(self):
+            name, value = field.name, getattr(self, field.name)
             if value is None and name in _MAY_BE_UNKNOWN:
                 continue
             if not (math.isfinite(value) and value > 0):

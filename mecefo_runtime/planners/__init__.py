@@ -12,6 +12,7 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from types import ModuleType
 from typing import Any, Literal, Protocol, cast
 
@@ -66,6 +67,7 @@ class Planner(Protocol):
         ...
 
 
+@cache
 def names() -> tuple[str, ...]:
     """The planners that this folder holds."""
     found = (module.name for module in pkgutil.iter_modules(__path__))

@@ -9,6 +9,7 @@ from itertools import accumulate
 from math import floor, inf
 from typing import NamedTuple
 
+from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Cluster, Layout, Replica, Span, configured_layout, layer_unit
 from mecefo_runtime.planners import NoLayout, Situation
 from mecefo_runtime.planners._configured import failure_free_seconds, memory_limit, survivors, whole
@@ -225,8 +226,8 @@ class Search:
 
     def _partition(self, limit_seconds: float) -> Partition:
         if limit_seconds not in self._partitions:
-            self._partitions[limit_seconds] = Partition(
-                Stages(self._costs, self._cluster.num_layers, self._memory_bytes, limit_seconds)
+            self._partitions[limit_seconds] = _partition(
+                self._costs, self._cluster.num_layers, self._memory_bytes, limit_seconds
             )
         return self._partitions[limit_seconds]
 
@@ -285,6 +286,12 @@ class _Degradable:
         for layer in degraded:
             self._times[layer] += 1
         return Span(rank, layers.start, layers.stop, frozenset(degraded), frozenset(degraded[: load.num_recomputed]))
+
+
+@lru_cache(maxsize=512)
+def _partition(costs: Costs, num_layers: int, memory_bytes: int | None, limit_seconds: float) -> Partition:
+    """Shared by all searches with the same costs: it caches its results, which do not depend on the surviving ranks."""
+    return Partition(Stages(costs, num_layers, memory_bytes, limit_seconds))
 
 
 @lru_cache(maxsize=4096)

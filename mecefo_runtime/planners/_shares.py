@@ -78,8 +78,11 @@ class Sharing:
 
     def is_enough(self, teams: Collection[Team], degrading: Collection[int], seconds: float) -> bool:
         """Whether the teams do a step within `seconds`, each of them at least one microbatch."""
+        return self._are_enough(_kinds(teams, degrading), seconds)
+
+    def _are_enough(self, num_teams: Mapping[Kind, int], seconds: float) -> bool:
         total = total_degraded = 0
-        for kind, number in Counter(_kind(team, degrading) for team in teams).items():
+        for kind, number in num_teams.items():
             capacity = self.capacity(kind, seconds)
             if not capacity:
                 return False
@@ -95,17 +98,18 @@ class Sharing:
         for team in teams:
             if not team.is_whole:
                 paces += self._paces(_kind(team, degrading), 1)
+        num_teams = _kinds(teams, degrading)
         low, high = 0.0, self._num_microbatches * max(pace.sum_seconds for pace in paces)
         # In this time each team could do all, were it not that many microbatches may take more memory, hence more time.
         for _ in range(NUM_DOUBLINGS):
-            if self.is_enough(teams, degrading, high):
+            if self._are_enough(num_teams, high):
                 break
             high *= 2
         else:
             return None
         for _ in range(NUM_BISECTIONS):
             middle = (low + high) / 2
-            if self.is_enough(teams, degrading, middle):
+            if self._are_enough(num_teams, middle):
                 high = middle
             else:
                 low = middle
@@ -231,6 +235,10 @@ class Sharing:
             return 0 if left_seconds < 0 else 1 + floor(left_seconds / pace.slowest_seconds)
 
         return min(self._num_microbatches, max(map(most, paces), default=0))
+
+
+def _kinds(teams: Collection[Team], degrading: Collection[int]) -> Mapping[Kind, int]:
+    return Counter(_kind(team, degrading) for team in teams)
 
 
 def _kind(team: Team, degrading: Collection[int]) -> Kind:
