@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +11,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from chaos.errors import UsageError, nearest, shown
+from chaos.errors import UsageError, shown
 from chaos.experiment.fields import MAX_RANKS, Said, Text, WaitText, require_few_ranks
+from chaos.experiment.programs import require_program
 from chaos.spec.launcher import ranks_of_command, script_of_command
 from chaos.spec.trigger import Duration
 from chaos.spec.validation_errors import said
@@ -173,9 +172,6 @@ class _CommandCluster(Cluster):
         return divmod(rank, self.pipeline)
 
 
-_LAUNCHERS = ("torchrun", "python", "python3", "accelerate", "deepspeed", "mpirun", "srun")
-
-
 def check_command(job: CommandConfig, *, is_in_containers: bool = False) -> None:
     """Check that the command exists. Which programs containers have is not known here.
 
@@ -191,18 +187,7 @@ def check_command(job: CommandConfig, *, is_in_containers: bool = False) -> None
             raise UsageError(message, key="job.folder")
         _check_script(job.command, folder, is_in_containers=True)
         return
-    program = job.command[0]
-    path = job.environment.get("PATH", os.environ.get("PATH"))
-    # A path is looked up from the folder in which the command will run.
-    where = str(folder.absolute() / program) if os.sep in program else program
-    if shutil.which(where, path=path) is None:
-        is_script = program.endswith(".py") and (folder / program).is_file()
-        advice = f"a script needs a program that runs it: torchrun {program}, or python {program}"
-        why = f": {advice}" if is_script else ""
-        meant = None if os.sep in program else nearest(program, _LAUNCHERS)
-        raise UsageError(
-            f"there is no program {shown(program)} that could be started{why}", key="job.command", suggestion=meant
-        )
+    require_program(job.command[0], folder, job.environment)
     _check_script(job.command, folder, is_in_containers=False)
 
 

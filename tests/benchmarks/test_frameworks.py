@@ -1,6 +1,7 @@
 import ast
 import json
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,10 +63,9 @@ def test_every_script_writes_down_its_steps(framework, tmp_path):
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_every_fault_is_one_that_a_command_can_have(fault, capsys):
     options = ["--at", fault.at, "--on", "rank=1", *fault.options, "--dry-run"]
-    assert (
-        run_cli(["run", fault.kind, *options, "--", "torchrun", "--nproc-per-node", "2", str(SCRIPTS / "train_ddp.py")])
-        == 0
-    )
+    # torchrun itself need not be on PATH.
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    assert run_cli(["run", fault.kind, *options, "--", *torchrun, str(SCRIPTS / "train_ddp.py")]) == 0
 
 
 def test_figures_of_the_script_alone(tmp_path):

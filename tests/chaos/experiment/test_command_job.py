@@ -2,9 +2,13 @@
 
 import json
 import os
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from chaos.cli import run_cli
 from chaos.errors import UsageError
@@ -217,6 +221,77 @@ def test_a_program_or_a_folder_that_is_not_there_is_refused(tmp_path):
     (tmp_path / "start.sh").write_text("#!/bin/sh\n")
     (tmp_path / "start.sh").chmod(0o755)
     check_command(CommandConfig(("./start.sh",), folder=str(tmp_path)))
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+    """(the folder on PATH, the folder of the Python that runs chaos), both with nothing in them but that Python."""
+    on_path, venv = tmp_path / "on-path", tmp_path / "my venv" / "bin"
+    on_path.mkdir()
+    venv.mkdir(parents=True)
+    make_program(venv / "python3")
+    monkeypatch.setenv("PATH", str(on_path))
+    monkeypatch.setattr(sys, "executable", str(venv / "python3"))
+    return on_path, venv
+
+
+def make_program(path):
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+
+
+def refused_program(program, **settings):
+    with pytest.raises(UsageError) as refused:
+        check_command(CommandConfig((program,), **settings))
+    return refused.value
+
+
+class TestAProgramThatIsNotOnPath:
+    def test_the_one_beside_this_python_is_named_and_works_as_written(self, programs):
+        _, venv = programs
+        make_program(venv / "torchrun")
+        error = refused_program("torchrun")
+        assert error.suggestion is None
+        written = shlex.split(error.message.rpartition("write ")[2])
+        assert written == [str(venv / "torchrun")]
+        check_command(CommandConfig(tuple(written)))
+
+    def test_an_environment_that_can_be_activated_is_named(self, programs, monkeypatch):
+        _, venv = programs
+        make_program(venv / "torchrun")
+        assert "activate" not in refused_program("torchrun").message
+        (venv / "activate").write_text("")
+        assert f"(`. {shlex.quote(str(venv / 'activate'))}`)" in refused_program("torchrun").message
+        # It would not change the PATH that the job has.
+        assert "activate" not in refused_program("torchrun", environment={"PATH": "/nowhere"}).message
+        monkeypatch.setenv("PATH", str(venv))
+        check_command(CommandConfig(("torchrun",)))
+
+    def test_a_misspelt_launcher_gets_a_word_that_is_accepted(self, programs):
+        on_path, venv = programs
+        assert refused_program("torchrum").suggestion is None
+        make_program(venv / "torchrun")
+        suggestion = refused_program("torchrum").suggestion
+        check_command(CommandConfig(tuple(shlex.split(suggestion))))
+        make_program(on_path / "torchrun")
+        assert refused_program("torchrum").suggestion == "torchrun"
+
+    @given(word=st.sampled_from(["torchrun", "python", "python3", "accelerate", "deepspeed", "srun", "torchru", "x"]))
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+    def test_the_word_that_was_written_is_never_suggested(self, programs, word):
+        make_program(programs[0] / "python3")
+        path = {"PATH": str(programs[0])}
+        if word != "python3":
+            assert refused_program(word, environment=path).suggestion != word
+
+    def test_a_script_is_given_a_program_that_is_there(self, programs, tmp_path):
+        _, venv = programs
+        (tmp_path / "train.py").write_text("")
+        assert "torchrun train.py, or python train.py" in refused_program("train.py", folder=str(tmp_path)).message
+        make_program(venv / "torchrun")
+        for script in ("train.py", "./train.py"):
+            written = f"{shlex.quote(str(venv / 'torchrun'))} {script}"
+            assert written in refused_program(script, folder=str(tmp_path)).message
 
 
 def test_which_programs_a_container_has_is_not_known_here(tmp_path):
