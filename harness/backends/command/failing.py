@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from chaos.external.traceback_text import PrintedException
-from harness.analysis.command.failure_cause import FailureCause, cause_words, read_cause
+from harness.analysis.command.failure_cause import EXITED, FailureCause, cause_words, read_cause
 from mecefo_runtime.system.command_records import RankRaised
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.job_records import AttemptStarted, ProcessExited, ProcessStarted
@@ -38,11 +38,18 @@ class FailureFacts:
         return read_cause(self._records, printed)
 
 
-def failure_reason(ended: str, cause: FailureCause | None, log_name: str, otherwise: str) -> str:
-    """The sentence: `ended` says how the command did, `otherwise` what is known where there is no cause."""
+def failure_reason(
+    ended: str, cause: FailureCause | None, log_name: str, otherwise: str, printed: str | None = None
+) -> str:
+    """The sentence: `ended` says how the command did, `otherwise` what is known where there is no cause.
+
+    `printed` are the last lines of a job that took no step: of a rank that only ended with an exit code they say why.
+    """
     if cause is None:
         return f"{ended}{otherwise}"
     words, see = cause_words(cause), f"; see logs/{log_name}"
+    if printed and cause.code == EXITED and (cause.exit or 0) > 0:
+        see = printed
     return f"{ended}: {words}{see}" if cause.rank is None else f"{words}; {ended}{see}"
 
 

@@ -83,18 +83,28 @@ class LauncherLog:
         found = exceptions_in(self._tail())
         return [one for one in found if one.exception.rpartition(".")[2] not in _OF_LAUNCHERS]
 
+    def last_words(self) -> str:
+        """The worker that a signal ended, or the last lines: the end of the sentence that it failed; or nothing.
+
+        Without any line of the job's own (torchrun --redirects), the worker that ended with an exit code.
+        """
+        blamed = [match for line in self._tail() if (match := _FAILED.search(line)) is not None]
+        killed = [match for match in blamed if int(match[1]) < 0]
+        named = killed or ([] if (lines := self.last_lines()) else blamed)
+        if named:
+            return f"; its launcher names local rank {named[-1][2]}: {exit_text(int(named[-1][1]))}"
+        return lines
+
     def last_lines(self) -> str:
-        """The worker that a signal ended, or the last lines: the end of the sentence that it failed; or nothing."""
-        tail = self._tail()
-        blamed = [match for line in tail if (match := _FAILED.search(line)) is not None and int(match[1]) < 0]
-        if blamed:
-            return f"; its launcher names local rank {blamed[-1][2]}: {exit_text(int(blamed[-1][1]))}"
-        lines = list(_without_banners(_PREFIX.sub("", line) for line in tail))
+        """The last lines of the job's own, each once, as the end of a sentence; or nothing."""
+        lines = list(_without_banners(_PREFIX.sub("", line) for line in self._tail()))
+        lines = list(_without_launchers(lines))
         # What comes after it is the launcher's own end.
         lines = list(takewhile(lambda line: not _HEADER.match(line), lines)) or lines
         # Launchers draw rulers.
         words = [line.strip() for line in lines if any(char.isalnum() for char in line)]
-        last = [line for line in words if not _BOILERPLATE.match(line)][-_TAIL_LINES:]
+        # Several ranks print the same.
+        last = [*dict.fromkeys(line for line in words if not _BOILERPLATE.match(line))][-_TAIL_LINES:]
         return f"; the last lines of logs/{self._path.name}: {' | '.join(last)}" if last else ""
 
     def _tail(self) -> list[str]:
@@ -114,3 +124,21 @@ def _without_banners(lines: Iterable[str]) -> Iterator[str]:
         is_banner = _BELOW_ERROR.match(line) or _OF_TORCHRUN.match(line) or _THREADS in line
         if not (is_quoted or is_of_warning or is_banner):
             yield line
+
+
+def _without_launchers(lines: Iterable[str]) -> Iterator[str]:
+    """`lines` without the tracebacks in which a launcher reports that a rank has failed."""
+    traceback: list[str] = []
+    for line in lines:
+        if _HEADER.match(line):
+            yield from traceback
+            traceback = [line]
+        elif traceback and line[:1].strip():
+            if line.partition(":")[0].rpartition(".")[2] not in _OF_LAUNCHERS:
+                yield from (*traceback, line)
+            traceback = []
+        elif traceback:
+            traceback.append(line)
+        else:
+            yield line
+    yield from traceback

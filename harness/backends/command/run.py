@@ -409,7 +409,8 @@ class CommandRun(EndingJob, ABC):
             self._fail(f"{ended}, and {self.violation_about_start()}" if code == 0 else ended, exit=code)
             return
         cause = self._facts.cause(log.printed())
-        reason = failure_reason(ended, cause, self._logs[node].name, log.last_lines())
+        printed = None if self._num_steps else log.last_lines()
+        reason = failure_reason(ended, cause, self._logs[node].name, log.last_words(), printed)
         self._fail(f"{reason}{self._hint(node)}", exit=code, cause=None if cause is None else cause.to_dict())
 
     def _has_lost_all(self) -> bool:

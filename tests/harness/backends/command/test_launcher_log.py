@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from harness.analysis.command.failure_cause import EXITED, FailureCause
 from harness.backends.command.failing import FailureFacts, failure_reason, is_pipe
 from harness.backends.command.launcher_log import LauncherLog
 
@@ -89,6 +90,9 @@ OF_TORCHRUN = """\
 Traceback (most recent call last):
   File "/venv/bin/torchrun", line 8, in <module>
     sys.exit(main())
+             ^^^^^^
+  File "/venv/lib/python3.11/site-packages/torch/distributed/run.py", line 1019, in run
+    elastic_launch(
 torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 ============================================================
 train.py FAILED
@@ -122,6 +126,7 @@ BANNERS = f"""\
 OLD_BANNER = f"{STARS}\n{THREADS}\n{STARS}\n"
 AN_ERROR = "E1126 01:21:00.000000 1234 torch/distributed/elastic/multiprocessing/api.py:1002]"
 SIGNALLED = f"{AN_ERROR} failed (exitcode: -11) local_rank: 0 (pid: 88) of binary: /venv/bin/python\n"
+BLAMED = SIGNALLED.replace("-11", "1")
 OF_WORKER = """\
 [rank0]: Traceback (most recent call last):
 [rank0]:   File "/home/me/train.py", line 35, in <module>
@@ -162,7 +167,7 @@ def reason_of(tmp_path, text, code=1):
     log.write_text(text)
     found = LauncherLog(log)
     ended = f"the command ended with exit code {code}"
-    return failure_reason(ended, FailureFacts().cause(found.printed()), log.name, found.last_lines())
+    return failure_reason(ended, FailureFacts().cause(found.printed()), log.name, found.last_words())
 
 
 @pytest.mark.unit
@@ -199,6 +204,9 @@ def reason_of(tmp_path, text, code=1):
             "exit code 1; its launcher names local rank 0: killed by SIGSEGV",
         ),
         ("the command ended", "the last lines of logs/job.log: the command ended"),
+        # --redirects: the ranks print into other files.
+        (BANNERS + BLAMED + OF_TORCHRUN, "exit code 1; its launcher names local rank 0: exit code 1"),
+        (BANNERS + "data: none\n" + BLAMED + OF_TORCHRUN, "the last lines of logs/job.log: data: none"),
     ],
 )
 def test_a_failure_is_told_by_the_exception_of_the_rank_that_had_a_reason(tmp_path, text, words):
@@ -211,6 +219,26 @@ def test_a_failure_is_told_by_the_exception_of_the_rank_that_had_a_reason(tmp_pa
 @pytest.mark.parametrize("text", ["", BANNERS, OLD_BANNER, BANNERS + OLD_BANNER + OF_TORCHRUN])
 def test_a_banner_is_no_reason(tmp_path, text):
     assert reason_of(tmp_path, text) == "the command ended with exit code 1"
+
+
+NO_MODULE = (
+    "python: Error while finding module specification for 'my.train' (ModuleNotFoundError: No module named 'my')"
+)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(("num_steps", "code", "is_shown"), [(0, 1, True), (7, 1, False), (0, -9, False)])
+def test_what_a_rank_printed_is_the_reason_where_it_ended_with_an_exit_code_before_the_first_step(
+    tmp_path, num_steps, code, is_shown
+):
+    log = tmp_path / "job.log"
+    log.write_text(BANNERS + f"{NO_MODULE}\n" * 2 + BLAMED + OF_TORCHRUN)
+    found = LauncherLog(log)
+    cause = FailureCause(EXITED, 1, exit=code)
+    printed = None if num_steps else found.last_lines()
+    reason = failure_reason("the command ended with exit code 1", cause, log.name, found.last_words(), printed)
+    assert reason.endswith(f"the last lines of logs/job.log: {NO_MODULE}") is is_shown
+    assert ("see logs/job.log" in reason) is not is_shown
 
 
 @pytest.mark.unit
