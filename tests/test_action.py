@@ -175,7 +175,23 @@ def test_a_gate_that_fails_fails_the_step_of_a_job_of_ones_own(tmp_path):
     assert json.loads(Path(outputs["summary"]).read_text())["exit_code"] == code
     assert (Path(outputs["folder"]) / "report.html").is_file()
     assert "::error" in said
-    assert "wall_clock_seconds < 0.001" in (tmp_path / "summary.md").read_text()
+    summary = (tmp_path / "summary.md").read_text()
+    assert "wall_clock_seconds < 0.001" in summary
+    # The summary's last line repeats the run on another machine: in a checkout that has the artifact.
+    assert "in a checkout, with the artifact chaos-runs downloaded into chaos-runs:" in summary.replace("\\", "")
+    (line,) = re.findall(r"^```sh\n(.*)\n```$", summary, re.MULTILINE)
+    checkout = tmp_path / "elsewhere"
+    shutil.copytree(runner.workspace, checkout)
+    shutil.copytree(Path(outputs["out"]), checkout / "chaos-runs", ignore=shutil.ignore_patterns("latest"))
+    shutil.rmtree(runner.temp)
+    shutil.rmtree(runner.workspace)
+    environment = {**os.environ, "PATH": runner.path, "CHAOS_STATE": str(tmp_path / "state"), "PYTHONPATH": str(ROOT)}
+    again = subprocess.run(
+        ["bash", "-c", line], cwd=checkout, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert again.returncode == EXIT_CODES["fail"], again.stdout + again.stderr
+    hashes = [json.loads(path.read_text())["experiment_hash"] for path in checkout.glob("*/slow-rank/2*/summary.json")]
+    assert len(hashes) == 2 and len(set(hashes)) == 1
 
 
 @pytest.mark.unit

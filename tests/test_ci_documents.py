@@ -16,6 +16,7 @@ from chaos.cli import run_cli
 from harness.judging.gates import Gate
 from harness.judging.verdict import EXIT_CODES
 from harness.pytest.marked_run import experiment_of, said_by
+from harness.report.reproduction import ARTIFACT_VARIABLE
 from tests.harness.pytest.test_pytest_plugin import PLUGIN
 
 pytest_plugins = "pytester"
@@ -64,7 +65,23 @@ def test_the_github_workflows_are_some(pipeline):
 def test_the_plain_workflow_keeps_the_report():
     kept = steps()[-1]
     assert kept["if"] == "always()", "the report of a failed run is the one that is wanted"
-    assert kept["with"]["path"].splitlines() == ["chaos-runs/*/*/report.html", "junit.xml"]
+    # One folder, so that the artifact has its content, and the step's summary names files in it.
+    folder, *excluded = kept["with"]["path"].splitlines()
+    assert excluded == [f"!{folder}/latest/**", f"!{folder}/**/checkpoints/**"]
+    (job,) = GITHUB["jobs"].values()
+    assert (job["env"][ARTIFACT_VARIABLE], kept["with"]["name"]) == (folder, folder)
+    (line,) = [step["run"] for step in steps() if "chaos run" in step.get("run", "")]
+    assert f"--out {folder} --junit junit.xml" in line
+
+
+@pytest.mark.unit
+def test_the_action_uploads_what_the_summary_of_its_step_names():
+    action = yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"]
+    (run,) = [step for step in action if step.get("id") == "run"]
+    assert run["env"][ARTIFACT_VARIABLE] == action[-1]["with"]["name"] == "${{ inputs.artifact-name }}"
+    folder, *excluded = action[-1]["with"]["path"].splitlines()
+    assert folder == "${{ steps.run.outputs.out }}" and 'echo "out=$out"' in run["run"]
+    assert excluded == [f"!{folder}/latest/**", f"!{folder}/**/checkpoints/**"]
 
 
 @pytest.mark.unit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -34,6 +35,9 @@ def replay(reference: str, only: tuple[int, ...], out: Path, as_json: bool, dry_
     folder, summary, events = read_run(out, reference)
     with legible(folder):
         recorded = Recorded.of(events)
+        if recorded.started_in is not None and not Path(recorded.started_in).is_dir():
+            # The log is from another machine: the command starts here, as with `chaos run`.
+            recorded = replace(recorded, started_in=None)
         faults = explicit_faults(recorded, only)
     name = f"{str(summary.name).removesuffix('-replay')}-replay"
     experiment = from_mapping(explicit(recorded, faults, name), path=str(folder))

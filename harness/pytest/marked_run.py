@@ -29,6 +29,7 @@ from harness.judging.early_end import check_gates
 from harness.judging.gates import GateError
 from harness.judging.summary import Summary
 from harness.report import wording
+from harness.report.reproduction import reproduction
 from harness.store.log import read_events
 from harness.store.runs import safe_name
 from mecefo_runtime.system.events import Event
@@ -288,10 +289,11 @@ def _properties(summary: Summary, folder: Path) -> Iterator[tuple[str, object]]:
 def _failure(summary: Summary, folder: Path) -> str:
     """What the report says of a run that did not pass, in a few lines."""
     verdict, reasons = summary.verdict.upper(), summary.reasons
+    how = reproduction(summary, folder, os.environ)
     lines = [
         f"chaos run: {verdict}: {reasons[0] if reasons else wording.headline(summary)}",
         *(f"- {reason}" for reason in reasons[1:]),
         f"report: {folder / 'report.html'}",
-        f"again: {wording.repeat_command(summary, folder)}",
+        f"again{f' {how.where}' if how.where else ''}: {how.command}",
     ]
     return "\n".join(lines)

@@ -14,6 +14,7 @@ from chaos.user_files import open_output
 from harness.analysis.words import name_seconds, one_line
 from harness.judging.summary import GateResult, IncidentSummary, Summary
 from harness.report import wording
+from harness.report.reproduction import reproduction
 
 MAX_SUMMARY_BYTES = 1024 * 1024
 MAX_ANNOTATIONS = 10
@@ -36,7 +37,7 @@ def publish(summary: Summary, folder: Path | None, environment: Mapping[str, str
     The runner reads annotations from both streams; standard error leaves standard output to the report. That a summary
     cannot be written is said there, and fails nothing: the verdict is the exit code.
     """
-    tell(markdown(summary, folder), workflow_commands(summary), environment, stream)
+    tell(markdown(summary, folder, environment), workflow_commands(summary), environment, stream)
 
 
 def tell(text: str, commands: Sequence[str], environment: Mapping[str, str], stream: TextIO) -> None:
@@ -72,16 +73,19 @@ def append(path: Path, text: str) -> None:
             file.write(content)
 
 
-def markdown(summary: Summary, folder: Path | None) -> str:
-    """The summary of a step: verdict, gates, faults, figures, and how to repeat it."""
+def markdown(summary: Summary, folder: Path | None, environment: Mapping[str, str] | None = None) -> str:
+    """The summary of a step: verdict, gates, faults, figures, and how to repeat it on another machine."""
+    how = reproduction(summary, folder, {"GITHUB_ACTIONS": "true"} | dict(environment or {}))
     lines = [
         *_head(summary, *wording.verdict_sentences(summary)),
         *_gate_table(summary.gates),
         *_incident_table(summary.incidents),
         *_figures(summary),
         "",
+        f"To reproduce it, {_text(how.where)}:",
+        "",
         "```sh",
-        one_line(wording.repeat_command(summary, folder)),
+        one_line(how.command),
         "```",
         "",
         *(["<details><summary>Caveats</summary>", ""] if summary.caveats else []),

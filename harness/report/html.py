@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from harness.report.curves import Curves, trace
 from harness.report.deciding import Deciding, deciding
 from harness.report.drawing import NARROW, WIDE
 from harness.report.history import History, Way
+from harness.report.reproduction import reproduction
 from harness.report.story import about, chronicle, lost_words, steps_text, story
 from harness.report.templates import template
 from mecefo_runtime.system.events import Event
@@ -35,11 +36,12 @@ def render(
     *,
     folder: Path | None = None,
     page_folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> str:
     """The whole page.
 
     `folder` is where the run's files are, for the links to them and the command that repeats it; the page itself is in
-    `page_folder`, or beside them.
+    `page_folder`, or beside them. In a CI job's `environment`, that command is one for another machine.
     """
     events = events if isinstance(events, Sequence) else tuple(events)
     broken = _Broken(len(events))
@@ -85,7 +87,7 @@ def render(
         chronicle=told,
         chronicle_head=count(len(told) + left_out, "event"),
         num_left_out=left_out,
-        repeat=wording.repeat_command(summary, folder),
+        repeat=reproduction(summary, folder, environment),
         folder=folder,
         files=tables.files(folder, page_folder),
         broken=broken.said,
@@ -117,10 +119,11 @@ def page(
     *,
     folder: Path | None = None,
     page_folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> str:
     """`render`; of a page that cannot be made the verdict alone."""
     try:
-        return render(summary, events, folder=folder, page_folder=page_folder)
+        return render(summary, events, folder=folder, page_folder=page_folder, environment=environment)
     except Exception as error:
         return _without_a_page(summary, error)
 

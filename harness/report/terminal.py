@@ -6,7 +6,7 @@ It fits 80 columns and says nothing by colour alone.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -19,6 +19,7 @@ from harness.judging.caveats import unplanned_words
 from harness.judging.summary import IncidentSummary, Summary
 from harness.report import wording
 from harness.report.curves import Curves, mean_rates, trace
+from harness.report.reproduction import reproduction
 from harness.report.story import backends_text, lost_words, steps_text
 from mecefo_runtime.system.events import Event
 
@@ -32,22 +33,40 @@ _VERDICT_STYLES = {"pass": "bold green", "fail": "bold red", "error": "bold red"
 _MARK_LETTERS = {"injected": "F", "rejoined": "R"}
 
 
-def render(summary: Summary, events: Iterable[Event], console: Console, *, folder: Path | None = None) -> None:
-    """Print the report of one run. `folder` is where its files are; without it the report does not name them."""
+def render(
+    summary: Summary,
+    events: Iterable[Event],
+    console: Console,
+    *,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Print the report of one run. `folder` is where its files are; without it the report does not name them.
+
+    In a CI job's `environment`, the command that repeats the run is one for another machine.
+    """
     events = events if isinstance(events, Sequence) else tuple(events)
     problems: list[str] = []
     curves = attempt("speed over time", lambda: trace(events), problems, size=len(events)) or Curves((), (), ())
-    _Report(summary, curves, console, folder).print(problems)
+    _Report(summary, curves, console, folder, environment or {}).print(problems)
 
 
 class _Report:
     """One report being printed, section by section."""
 
-    def __init__(self, summary: Summary, curves: Curves, console: Console, folder: Path | None) -> None:
+    def __init__(
+        self,
+        summary: Summary,
+        curves: Curves,
+        console: Console,
+        folder: Path | None,
+        environment: Mapping[str, str],
+    ) -> None:
         self._summary = summary
         self._curves = curves
         self._console = console
         self._folder = folder
+        self._environment = environment
         self._width = min(_MAX_WIDTH, console.width)
         self._label_cells = max(10, min(_MAX_LABEL_CELLS, self._width - _VALUE_CELLS))
         self._unicode = console.encoding.lower().startswith("utf")
@@ -254,11 +273,12 @@ class _Report:
 
     def _files(self) -> None:
         self._head("Reproduce")
-        if self._folder is None:
-            self._paragraph("chaos run experiment.yaml  (in the run's folder)")
-        else:
-            # Not wrapped: commands and paths are there to be copied.
-            self._line((f"  {wording.repeat_command(self._summary, self._folder)}", ""))
+        how = reproduction(self._summary, self._folder, self._environment)
+        if how.where:
+            self._paragraph(f"{how.where}:")
+        # Not wrapped: commands and paths are there to be copied.
+        self._line((f"  {how.command}", ""))
+        if self._folder is not None:
             self._line((f"  files:   {self._folder}", ""))
             if (page := self._folder / "report.html").exists():
                 self._line((f"  report:  {page}", ""))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from harness.analysis.regroups import StateRestore
 from harness.analysis.words import (
@@ -303,15 +301,6 @@ def state_words(restore: StateRestore) -> str:
         reasons = "; ".join(f"{_NO.get(rung, rung)}: {reason}" for rung, reason in restore.passed_over.items())
         words = f"{words} {reasons[0].upper()}{reasons[1:]}."
     return one_line(words)
-
-
-def repeat_command(summary: Summary, folder: Path | None) -> str:
-    """The command line that does the run again; `folder` is where its files are."""
-    path = Path("experiment.yaml") if folder is None else (folder / "experiment.yaml").absolute()
-    # A command of the user's own finds its files only from where it was started.
-    started_in = summary.started_in
-    there = f"cd {shlex.quote(str(started_in))} && " if started_in else ""
-    return f"{there}chaos run {shlex.quote(str(path if started_in or folder is None else folder / 'experiment.yaml'))}"
 
 
 def emulated_words(summary: Summary) -> str:

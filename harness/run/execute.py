@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -105,7 +106,7 @@ def write_reports(folder: Path) -> Summary:
     summary, events = judge(folder)
     files: dict[str, str] = {
         SUMMARY_FILE: json.dumps(summary.to_json(), indent=2) + "\n",
-        REPORT_FILE: html.page(summary, events, folder=folder),
+        REPORT_FILE: html.page(summary, events, folder=folder, environment=os.environ),
     }
     problems: list[str] = []
     if (suite := attempt("JUnit report", lambda: junit.render(summary), problems, size=len(events))) is not None:

@@ -85,7 +85,7 @@ def print_report(summary: Summary, folder: Path, as_json: bool, events: Any = No
 
     events = judge(folder)[1] if events is None else events
     with standard_output():
-        render(summary, events, ReportConsole(), folder=folder)
+        render(summary, events, ReportConsole(), folder=folder, environment=os.environ)
 
 
 def tell_github(summary: Summary, folder: Path, asked: bool | None) -> None:

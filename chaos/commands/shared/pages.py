@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +24,8 @@ def write_page(path: Path, folder: Path, summary: Summary, events: Sequence[Even
     from harness.report.html import page
     from harness.store.files import write_whole
 
-    write_whole(path, page(summary, events, folder=folder, page_folder=path.absolute().parent))
+    text = page(summary, events, folder=folder, page_folder=path.absolute().parent, environment=os.environ)
+    write_whole(path, text)
 
 
 def write_pictures(into: Path, summary: Summary, events: Sequence[Event]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from harness.judging.summarize import summarize
-from harness.judging.summary import IncidentSummary, Summary
+from harness.judging.summary import IncidentSummary
 from harness.live.lines import PlainView
 from harness.live.live import LiveView
 from harness.report import html, wording
@@ -48,13 +48,6 @@ def test_how_it_came_through():
     assert "3.50 s after the fault" in str(wording.how_it_recovered(replace(again, progress_seconds=3.5)))
     assert "did not reach a step" in str(wording.how_it_recovered(replace(again, progress_seconds=None)))
     assert wording.how_it_recovered(incident) is None
-
-
-def test_the_command_to_repeat_it_goes_where_it_was_started():
-    folder = Path("/runs/n/1")
-    assert wording.repeat_command(Summary(), folder) == "chaos run /runs/n/1/experiment.yaml"
-    there = wording.repeat_command(Summary(started_in="/home/me/a b"), folder)
-    assert there == "cd '/home/me/a b' && chaos run /runs/n/1/experiment.yaml"
 
 
 def test_the_plain_view_tells_steps_as_they_double_and_each_attempt():

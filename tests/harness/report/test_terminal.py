@@ -17,10 +17,10 @@ from tests.harness.synthetic import Fault
 pytestmark = pytest.mark.unit
 
 
-def text(raw, events=(), *, width=80, encoding="utf-8", folder=None, color=None):
+def text(raw, events=(), *, width=80, encoding="utf-8", folder=None, color=None, environment=None):
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="")
     console = Console(file=file, width=width, color_system=color, force_terminal=color is not None)
-    render(raw, events, console, folder=folder)
+    render(raw, events, console, folder=folder, environment=environment)
     file.flush()
     return file.buffer.getvalue().decode(encoding)
 
