@@ -315,6 +315,10 @@ class Narrator:
         if self._attempts.get(event.job, 1) > 1 and fields.get("count_kept_by") == "nobody":
             self._not_counted.add(event.job)
 
+    def _tell_no_step_seen(self, event: Event, fields: Mapping[str, Any]) -> str:
+        self._ending.add(event.job)
+        return "the command ended with exit code 0, and no training step was seen in it"
+
     def _tell_job_failed(self, event: Event, fields: Mapping[str, Any]) -> str:
         self._ending.add(event.job)
         return f"the job cannot continue: {fields.get('reason')}"

@@ -27,7 +27,7 @@ from harness.analysis.incident import MeasuredIncident, read_incidents
 from harness.analysis.regroups import Stall, coordinator_downs, joined_times, read_stalls
 from harness.analysis.settling import settle
 from harness.analysis.steps import CommittedStep, Steps, median_step_seconds, undisturbed_baseline, usual_step_seconds
-from mecefo_runtime.system.command_records import LossNotFinite, StateChecksums
+from mecefo_runtime.system.command_records import LossNotFinite, NoStepSeen, StateChecksums
 from mecefo_runtime.system.job_records import (
     AttemptStarted,
     CheckpointRestored,
@@ -79,6 +79,7 @@ class Timeline:
     outcome: str | None
     run_ended: str | None
     job_failed: JobFailed | None
+    no_step_seen: NoStepSeen | None
     num_ranks: int | None
     num_paid_ranks: int | None
     steps_planned: int | None
@@ -334,6 +335,9 @@ class Timeline:
 
     def continued(self, incident: MeasuredIncident) -> bool | None:
         """Whether training continued after it; see `MeasuredIncident.continued`."""
+        if self.no_step_seen is not None:
+            # The command may have trained, and recovered, in a way that is not observed.
+            return None
         return incident.continued(self.is_over, self.is_complete)
 
     def recovered(self, incident: MeasuredIncident) -> bool | None:
@@ -463,6 +467,7 @@ def read(told: Told) -> Timeline:
         outcome=job_ended.outcome if job_ended else None,
         run_ended=run_ended.reason if run_ended else None,
         job_failed=next(_of(JobFailed, main), None),
+        no_step_seen=next(_of(NoStepSeen, main), None),
         num_ranks=None if job_started is None else _num_places(job_started),
         num_paid_ranks=None if job_started is None else job_started.num_ranks,
         steps_planned=job_started.steps if job_started else None,

@@ -6,17 +6,19 @@ Reasons of the verdict and caveats come from the same facts, so that nothing is 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 from harness.analysis.command.attempts import COMMAND_RUNTIME
 from harness.analysis.command.ended_ranks import EndedRank, FurtherStep
-from harness.analysis.command.failure_cause import cause_words
+from harness.analysis.command.failure_cause import PIPE, FailureCause, cause_words
 from harness.analysis.command.job_length import Expected
+from harness.analysis.command.unseen import unseen_words
 from harness.analysis.state import RunState
 from harness.analysis.timeline import Timeline
 from harness.analysis.words import count, exit_text, name_ranks
-from mecefo_runtime.system.command_records import RankRaised
+from mecefo_runtime.system.command_records import NoStepSeen, RankRaised
 from mecefo_runtime.system.job_records import JobFailed, ProcessStarted, RankStarted
 
 
@@ -36,11 +38,24 @@ class OwnFailure:
 def has_failed_by_itself(state: RunState, failed: JobFailed) -> bool:
     """Whether a job that failed did so in its training; else it never came to that, as far as anybody can see.
 
-    A rank has reported, and a step was seen, or the command says itself that it failed.
+    A rank has reported, and a step was seen, or the command or one of its ranks says itself that it failed.
     """
     is_there = state.first_of(RankStarted) is not None or any(one.role == "rank" for one in state.of(ProcessStarted))
     is_there = is_there or state.first_of(RankRaised) is not None
-    return state.num_steps()[0] > 0 or (is_there and bool(failed.exit))
+    says_so = bool(failed.exit) or failed.cause is not None
+    return state.num_steps()[0] > 0 or (is_there and says_so)
+
+
+def no_step_words(seen: NoStepSeen) -> str:
+    """Why nothing is known of a command that ended well: no training step was seen in it."""
+    ended = f"the command ended with {exit_text(0)}"
+    if seen.cause is not None:
+        with suppress(TypeError, ValueError):
+            cause = FailureCause.from_dict(seen.cause)
+            printed = "printed " if cause.rank is None else ""
+            hint = f" ({PIPE})" if seen.is_pipe else ""
+            return f"{ended}, but {printed}{cause_words(cause)}{hint}, and no training step was seen in it"
+    return f"{ended}, and {unseen_words(seen.why)}"
 
 
 def own_failures(timeline: Timeline) -> Iterator[OwnFailure]:

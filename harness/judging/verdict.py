@@ -16,7 +16,7 @@ from harness.analysis.undecided import LEFT_IN_ORDER
 from harness.analysis.violations import find_diverged_units
 from harness.analysis.words import count, name_ranks
 from harness.judging.caveats import overlap_words, ranks_differ_words, unplanned_words
-from harness.judging.own_failures import has_failed_by_itself, idle_words, own_failures
+from harness.judging.own_failures import has_failed_by_itself, idle_words, no_step_words, own_failures
 from harness.judging.summary import GateResult, Summary, UnplannedLossSummary
 from harness.judging.undecided import undecided_words
 from harness.judging.unfinished_repairs import unfinished_repairs
@@ -200,6 +200,8 @@ def _ending(
             yield "fail", ". ".join([f"the job failed by itself{before}: {said}", *others[-1:]])
         else:
             yield "error", ". ".join([f"the job never began to train: {said}", *others[-1:]])
+    elif timeline is not None and timeline.no_step_seen is not None:
+        yield "inconclusive", no_step_words(timeline.no_step_seen)
     elif reason == "failed":
         yield "error", f"the run failed: {ends[-1].message or 'no message was recorded'}"
     elif reason == "completed" and timeline is not None and timeline.outcome != "completed":
@@ -349,7 +351,8 @@ def _left_out(timeline: Timeline) -> str:
 
 def _data_reasons(timeline: Timeline, summary: Summary) -> Iterable[tuple[Outcome, str]]:
     if not timeline.steps.first:
-        yield "inconclusive", "no step was committed"
+        if timeline.no_step_seen is None:
+            yield "inconclusive", "no step was committed"
     elif timeline.first_injected is not None and not timeline.baseline:
         yield "inconclusive", "no step was committed before the first fault, so no throughput before the fault is known"
     bad_step = summary.first_non_finite_loss_step

@@ -62,6 +62,9 @@ def headline(summary: Summary) -> str:
         return "No gate failed, but the job did not recover as it must."
     if _has_never_trained(summary):
         return "The command never began to train. This says nothing about what it survives."
+    is_unseen = summary.job_outcome == "completed" and summary.steps_committed == 0
+    if summary.verdict == "inconclusive" and summary.command and is_unseen:
+        return "No training step was seen in the command. This says nothing about what it survives."
     if summary.verdict == "pass" and not summary.incidents:
         return "The job completed without a fault, and all gates passed."
     if summary.verdict == "pass" and summary.steps_from_scratch:

@@ -113,6 +113,22 @@ class LossNotFinite(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NoStepSeen(Record):
+    """A command ended with exit code 0, and no training step was seen in it.
+
+    `why` is a code of `harness.analysis.command.unseen`; `cause` is an exception that the command printed all the same,
+    as `harness.analysis.command.failure_cause` reads it; `is_pipe`: a shell in the command runs a pipe, which hides the
+    exit code of all but its last program.
+    """
+
+    KIND: ClassVar[str] = "no_step_seen"
+
+    why: str = "no_step"
+    cause: Mapping[str, Any] | None = None
+    is_pipe: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankRaised(Record):
     """Nobody caught an exception in a rank: it ends of it, in the step that was under way.
 

@@ -29,6 +29,7 @@ from mecefo_runtime.system.job_records import AttemptStarted, ProcessExited, Pro
 from mecefo_runtime.system.record import Record, read_values
 from mecefo_runtime.system.run_records import Injected, Verified
 
+PIPE = "In a pipe, the shell tells the last program's exit code only, unless `set -o pipefail` is there"
 RAISED, ENDED_BY_FAULT, EXITED = "rank_raised", "rank_ended_by_fault", "rank_exited"
 _RAISE = "raise"
 # What the launcher sends to the ranks that are left.

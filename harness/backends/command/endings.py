@@ -1,27 +1,8 @@
-"""How a command ended, and why no step of it may have been seen."""
+"""How a command ended."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-NO_STEP = (
-    "no optimizer step of PyTorch was seen. A loop with other steps reports them by calling "
-    "chaos.agent.step() once a step"
-)
-NOTHING_TO_DO = (
-    "no optimizer step of PyTorch was seen, though an optimizer was made: a job that resumes from its own checkpoint "
-    "had nothing left to do. --reset 'rm -rf ...' resets it before each start. A loop that takes "
-    "its steps otherwise reports them by calling chaos.agent.step() once a step"
-)
-NO_AGENT = (
-    f"{NO_STEP}. No process of the command reported at all: Python's options -I, -E and -S disable the agent, and so "
-    "does whatever replaces PYTHONPATH, or another machine or container"
-)
-COMPILED = (
-    "no optimizer step of PyTorch was seen, though an optimizer was made, and torch.compile compiled functions there: "
-    "report a hidden step with chaos.agent.step(), once a step"
-)
-NOT_IN_LOG = "no line of the log matched --step-from"
 
 
 def deciding_end(codes: Mapping[int, int]) -> tuple[int, int]:

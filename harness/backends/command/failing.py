@@ -17,7 +17,6 @@ from mecefo_runtime.system.run_records import Injected, Verified
 
 _TELLING: tuple[type[Record], ...] = (AttemptStarted, ProcessStarted, ProcessExited, RankRaised, Injected, Verified)
 
-PIPE = "In a pipe, the shell tells the last program's exit code only, unless `set -o pipefail` is there"
 _PIPE = re.compile(r"(?<!\|)\|(?!\|)")
 
 

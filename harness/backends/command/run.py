@@ -19,10 +19,11 @@ from chaos.external.identity import JOB_VARIABLE
 from chaos.faults.base import LauncherLeft, LinkHost, OwnedProcess
 from chaos.host.run_processes import RUN_VARIABLE
 from chaos.in_process.protocol import Start
-from harness.analysis.command.failure_cause import EXITED, FailureCause
+from harness.analysis.command.failure_cause import EXITED, PIPE, FailureCause
+from harness.analysis.command.unseen import Unseen, unseen_words
 from harness.analysis.words import count, exit_text
-from harness.backends.command.endings import COMPILED, NO_AGENT, NO_STEP, NOT_IN_LOG, NOTHING_TO_DO, deciding_end
-from harness.backends.command.failing import PIPE, FailureFacts, failure_reason, is_pipe
+from harness.backends.command.endings import deciding_end
+from harness.backends.command.failing import FailureFacts, failure_reason, is_pipe
 from harness.backends.command.known_states import KnownStates
 from harness.backends.command.launcher_log import OLD_ADDRESSES, STORE_SETTING, LauncherLog
 from harness.backends.command.launches import Launch, Launches, parent_of
@@ -346,12 +347,15 @@ class CommandRun(EndingJob, ABC):
         self._out_of_memory = f": {why}"
 
     def violation_about_start(self) -> str:
-        """Why it may be that no step was seen."""
+        """See `RunningJob`."""
+        return unseen_words(self._why_unseen())
+
+    def _why_unseen(self) -> Unseen:
         if self._log_steps is not None:
-            return NOT_IN_LOG
+            return "not_in_log"
         if self._has_idle and not self._ranks:
-            return COMPILED if self._has_compiled else NOTHING_TO_DO
-        return NO_STEP if self._ranks or self._launches else NO_AGENT
+            return "compiled" if self._has_compiled else "nothing_to_do"
+        return "no_step" if self._ranks or self._launches else "no_agent"
 
     def cannot_begin(self) -> bool:
         """Never: when its launchers are gone it has ended."""
@@ -394,8 +398,8 @@ class CommandRun(EndingJob, ABC):
         if self._outcome.done():
             return
         node, code = deciding_end(self._codes)
-        if code == 0 and self._num_steps:
-            self._finish("failed" if self._has_lost_all() else "completed")
+        if code == 0:
+            self._end_well(node)
             return
         where = f" on node {node}" if len(self._logs) > 1 else ""
         how = "was" if code < 0 else "ended with"
@@ -404,14 +408,29 @@ class CommandRun(EndingJob, ABC):
         ended = f"the command{where} {how} {exit_text(code)}{memory}"
         if code > 0 and log.has_failed_restart and self._start_setting(STORE_SETTING) != "1":
             ended = f"{ended}{OLD_ADDRESSES}"
-        if code <= 0:
-            # What ended it is told; or it has ended well, and no rank was seen.
-            self._fail(f"{ended}, and {self.violation_about_start()}" if code == 0 else ended, exit=code)
+        if code < 0:
+            self._fail(ended, exit=code)
             return
         cause = self._facts.cause(log.printed())
         printed = None if self._num_steps else log.last_lines()
         reason = failure_reason(ended, cause, self._logs[node].name, log.last_words(), printed)
         self._fail(f"{reason}{self._hint(node)}", exit=code, cause=None if cause is None else cause.to_dict())
+
+    def _end_well(self, node: int) -> None:
+        """The command has ended with exit code 0: it completed, unless none of its ranks did."""
+        if self._has_lost_all():
+            self._finish("failed")
+            return
+        if not self._num_steps:
+            # A pipe hides the exit code of a program that failed.
+            cause = self._facts.cause(self._launcher_logs[node].printed())
+            self._emitter.emit(
+                "no_step_seen",
+                why=self._why_unseen(),
+                cause=None if cause is None else cause.to_dict(),
+                is_pipe=is_pipe(self._job.command),
+            )
+        self._finish("completed")
 
     def _has_lost_all(self) -> bool:
         """Whether no rank came to its end, though the command says that all is well; the job failed then."""

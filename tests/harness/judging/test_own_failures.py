@@ -1,9 +1,12 @@
 """What a command does by itself: a rank that fails while the launcher ends well, an early end, a job that fails."""
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
+from harness.analysis.command.failure_cause import PIPE, FailureCause
+from harness.analysis.command.unseen import Unseen, unseen_words
 from tests.harness.analysis.test_attempts import KILLED, LAST, RESTART, RESUMED, STARTUP, STEP, Log, restarted
 from tests.harness.summaries import summarized
 
@@ -266,7 +269,7 @@ def failing(*, ranks=True, steps=0, exit_code=1, faults=()):
         ({"faults": [{"kind": "x"}]}, 1, "the job failed by itself, before any fault was injected: it said why"),
         # It hung after some steps.
         ({"steps": 5, "exit_code": None}, 1, "the job failed by itself: it said why"),
-        # Nobody was there, or nobody saw a step of a job that says that it is through: `none -- sleep 3`.
+        # No rank was there. Logs of older versions have job_failed also for a command that ended well without a step.
         ({"ranks": False}, 3, "the job never began to train: it said why"),
         ({"ranks": False, "exit_code": 0}, 3, "the job never began to train: it said why"),
         ({"exit_code": 0}, 3, "the job never began to train: it said why"),
@@ -276,6 +279,46 @@ def failing(*, ranks=True, steps=0, exit_code=1, faults=()):
 def test_a_job_that_fails_by_itself_is_its_own_failure_once_a_rank_has_reported(knobs, code, reason):
     summary = summarized(failing(**knobs))
     assert (summary["exit_code"], summary["reasons"][0]) == (code, reason)
+
+
+@pytest.mark.parametrize("why", get_args(Unseen))
+@pytest.mark.parametrize("faults", [(), ({"kind": "kill-process"},)])
+def test_a_command_that_ends_well_without_a_step_is_inconclusive_and_has_not_failed(why, faults):
+    log = Quiet(faults=faults)
+    log.tell("no_step_seen", why=why)
+    summary = summarized(log.end())
+    assert (summary["verdict"], summary["exit_code"], summary["job_outcome"]) == ("inconclusive", 5, "completed")
+    assert summary["reasons"][0] == f"the command ended with exit code 0, and {unseen_words(why)}"
+    assert not any("failed" in reason for reason in summary["reasons"])
+
+
+def test_a_fault_in_a_command_without_a_step_is_undecided():
+    log = Quiet(faults=[{"kind": "pause-process"}])
+    log.tell("injected", incident=0, fault="pause-process", goes_on=True, target="role=launcher")
+    log.tell("verified", incident=0, evidence={"summary": "stopped"})
+    log.at += 1.0
+    log.tell("undone", incident=0)
+    log.tell("no_step_seen", why="no_agent")
+    summary = summarized(log.end())
+    assert (summary["exit_code"], summary["incidents"][0]["recovered"]) == (5, None)
+
+
+@pytest.mark.parametrize("is_pipe", [True, False])
+def test_an_exception_that_a_command_printed_is_named_although_it_ended_well(is_pipe):
+    log = Quiet()
+    cause = FailureCause("rank_raised", exception="SyntaxError", message="invalid syntax", file="/x/train.py", line=3)
+    log.tell("no_step_seen", why="no_step", cause=cause.to_dict(), is_pipe=is_pipe)
+    reason = summarized(log.end())["reasons"][0]
+    assert reason.startswith("the command ended with exit code 0, but printed SyntaxError: invalid syntax (train.py:3)")
+    assert (PIPE in reason) is is_pipe
+
+
+def test_a_rank_that_raised_has_failed_also_where_the_command_ended_well():
+    log = Quiet()
+    log.attempt(1)
+    log.raised(1, 0, None)
+    log.tell("job_failed", reason="it said why", exit=0, cause={"code": "rank_raised"})
+    assert summarized(log.end("failed"))["exit_code"] == 1
 
 
 def test_a_job_that_raised_before_anything_else_was_heard_of_it_has_reported():

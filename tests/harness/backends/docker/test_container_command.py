@@ -73,7 +73,8 @@ def test_a_command_that_is_over_at_once_is_over(tmp_path):
 
 def test_without_a_step_nothing_was_trained(tmp_path):
     outcome, told = outcome_of(tmp_path, {0: 0}, has_stepped=False)
-    assert outcome == "failed" and "no optimizer step" in told[-1].fields["reason"]
+    assert (outcome, told[-1].kind) == ("completed", "no_step_seen")
+    assert told[-1].fields["why"] == "no_agent"
 
 
 def test_it_fails_of_the_node_on_which_it_failed_with_its_last_words(tmp_path):
