@@ -71,8 +71,11 @@ class Observer(Protocol):
         """It has stepped inside a compiled function, since the last call of any of these."""
         ...
 
-    def on_save(self) -> bool:
-        """Something is about to be saved to a file; returns whether `on_saved` or `on_save_failed` is to follow."""
+    def on_save(self, path: str | None) -> bool:
+        """Something is about to be saved to a file; returns whether `on_saved` or `on_save_failed` is to follow.
+
+        `path` is the destination, where it is known.
+        """
         ...
 
     def on_saved(self, began_seconds: float, result: object, path: str | None) -> None:
@@ -82,8 +85,8 @@ class Observer(Protocol):
         """
         ...
 
-    def on_save_failed(self, error: BaseException) -> None:
-        """It has raised `error`."""
+    def on_save_failed(self, error: BaseException, path: str | None) -> None:
+        """The call that was to save to `path` has raised `error`."""
         ...
 
     def on_departure(self) -> None:
@@ -229,15 +232,16 @@ class TorchHooks:
 
         def save(*args: Any, **kwargs: Any) -> Any:
             self.tell_compiled_step()
-            if not observer.on_save():
+            path = _path_of(args, kwargs)
+            if not observer.on_save(path):
                 return original(*args, **kwargs)
             began_seconds = time.monotonic()
             try:
                 result = original(*args, **kwargs)
             except BaseException as error:
-                observer.on_save_failed(error)
+                observer.on_save_failed(error, path)
                 raise
-            observer.on_saved(began_seconds, result, _path_of(args, kwargs))
+            observer.on_saved(began_seconds, result, path)
             return result
 
         return save

@@ -23,7 +23,7 @@ from chaos.external.optimizers import Optimizers, parameters_of
 from chaos.external.replica_state import ReplicaState
 from chaos.external.report import Report
 from chaos.external.resumption import Resumption
-from chaos.external.saving import Saves
+from chaos.external.saving import SaveFailure, Saves
 from chaos.external.stall_reason import StallReason
 from chaos.external.subject import ExternalSubject
 from chaos.external.torchft import Managers
@@ -214,14 +214,19 @@ class PhaseTracker:
         self.on_stepped(optimizer)
         self._num_unseen = 0
 
-    def on_save(self) -> bool:
+    def on_save(self, path: str | None) -> bool:
         """See `Observer`: after a step that is over and before the next one, as far as that is seen; once for each."""
         if self._agent is None or self._thread != threading.get_ident():
             return False
         if self._saves.begin(self.step - 1):
             self._guard(self._tell_save)
             if self._agent is not None:
-                self._announce(self._agent, self.step - 1, "checkpoint")
+                try:
+                    self._announce(self._agent, self.step - 1, "checkpoint")
+                except Exception as error:
+                    # Raised on behalf of a fault: the script sees its save fail.
+                    self._guard(self._saves.failed, error, path)
+                    raise
         return True
 
     def on_saved(self, began_seconds: float, result: object, path: str | None) -> None:
@@ -230,14 +235,15 @@ class PhaseTracker:
             self._resumption.saved(time.monotonic() - began_seconds)
         self._guard(self._saves.called, began_seconds, result, path)
 
-    def on_save_failed(self, error: BaseException) -> None:
+    def on_save_failed(self, error: BaseException, path: str | None) -> None:
         """See `Observer`."""
-        self._saves.failed(error)
+        self._guard(self._saves.failed, error, path)
 
-    def _tell_unsaved(self, step: int, reason: str, number: int | None) -> None:
-        """The script may have caught it, and train on without that checkpoint."""
+    def _tell_unsaved(self, step: int, failure: SaveFailure) -> None:
+        """Report it, whether the script ends of it or catches it and trains on without that checkpoint."""
         if self._report is not None and step > 0:
-            self._report.emit("checkpoint_failed", step=step, reason=reason, errno=number)
+            where = {} if failure.path is None else {"path": os.path.abspath(failure.path)}
+            self._report.emit("checkpoint_failed", step=step, reason=failure.reason, errno=failure.errno, **where)
 
     def _tell_checkpoint(
         self, step: int, blocking_seconds: float, writing_seconds: float, saved: list[list[Any]]
@@ -249,6 +255,8 @@ class PhaseTracker:
 
     def on_departure(self) -> None:
         """See `Observer`: send what would otherwise be lost."""
+        if not self.is_elsewhere():
+            self._guard(self._saves.next_step)
         if self._report is not None:
             self._report.flush()
 

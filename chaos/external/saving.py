@@ -2,31 +2,60 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-Tell = Callable[[int, float, float, list[list[Any]]], None]
-TellFailed = Callable[[int, str, int | None], None]
-
 _MAX_REASON = 300
+_MAX_CAUSES = 16
+# How Rust's standard library ends the text of an error of a system call (safetensors).
+_RUST_ERRNO = re.compile(r"\(os error (\d+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class SaveFailure:
+    """Why a call did not save; `errno` is that of the failed system call and `path` the destination, where known."""
+
+    reason: str
+    errno: int | None = None
+    path: str | None = None
+
+    @classmethod
+    def of(cls, error: BaseException, path: str | None) -> SaveFailure:
+        """From the exception that the call raised, or that its future ended with."""
+        causes = list(_causes(error))
+        described = [_text(cause) for cause in causes if not _failures_of(cause)] or [_text(error)]
+        number, source = next(
+            ((number, index) for index, cause in enumerate(causes) if (number := _errno_of(cause)) is not None),
+            (None, 0),
+        )
+        reason = described[0]
+        if number is not None and (of_number := _text(causes[source])) != reason:
+            reason = f"{reason[: _MAX_REASON // 2]} (caused by {of_number})"
+        return cls(reason[:_MAX_REASON], number, path)
+
+
+Written = Callable[[int, float, float, list[list[Any]]], None]
+Failed = Callable[[int, SaveFailure], None]
 
 
 class Saves:
     """The checkpoints of one training, one for each step after which anything is saved.
 
-    Saving is over when the last call has returned and all futures that calls returned are done; `tell` then gets the
-    step, for how long training waited and for how long it was written beside training (seconds), and path, device and
-    inode of what was written. `tell_failed` gets the step, what a call raised, and its errno, unless one has saved it
-    since.
+    Saving is over when the last call has returned and all futures that calls returned are done. Then `written` gets
+    the step, for how long training waited and for how long it was written in the background (seconds), and path, device
+    and inode of what was written. Where a call or a future failed, and no later call after the same step saved the
+    same file, `failed` gets the step and the first failure instead.
     """
 
-    def __init__(self, tell: Tell, tell_failed: TellFailed) -> None:
-        self._tell = tell
-        self._tell_failed = tell_failed
+    def __init__(self, written: Written, failed: Failed) -> None:
+        self._written = written
+        self._failed = failed
         self._newest: _Saving | None = None
         self._last_step: int | None = None
         # Calls within calls: what one saves may consist of files that are saved each by itself.
@@ -36,7 +65,7 @@ class Saves:
         """Something is about to be saved after `step`; returns whether it is the first."""
         if self._depth == 0 and (self._newest is None or self._newest.step != step):
             self.next_step()
-            self._newest = _Saving(step, self._tell, self._tell_failed)
+            self._newest = _Saving(step, self._written, self._failed)
         self._depth += 1
         # The next batch may be fetched before all is saved.
         is_first, self._last_step = step != self._last_step, step
@@ -48,17 +77,13 @@ class Saves:
         if self._newest is not None and path is not None:
             self._newest.wrote(path)
         if self._newest is not None and not self._depth:
-            self._newest.called(began_seconds, getattr(result, "upload_completion", result))
+            self._newest.called(began_seconds, getattr(result, "upload_completion", result), path)
 
-    def failed(self, error: BaseException) -> None:
-        """The call has raised `error`: that is no checkpoint."""
+    def failed(self, error: BaseException, path: str | None = None) -> None:
+        """The call that was to save to `path` has raised `error`; the outer one of nested calls decides."""
         self._depth = max(0, self._depth - 1)
-        if self._newest is not None:
-            self._newest.is_whole = False
-            # Not the exception itself: its traceback would keep what the script holds there.
-            number = error.errno if isinstance(error, OSError) else None
-            text = f"{type(error).__name__}: {error}"[:_MAX_REASON]
-            self._newest.failure = (text, number) if isinstance(error, Exception) else None
+        if self._newest is not None and not self._depth:
+            self._newest.raised(error, path)
 
     def next_step(self) -> None:
         """The next step begins, or the script ends: nothing more is saved after the one before."""
@@ -70,15 +95,15 @@ class Saves:
 class _Saving:
     """One checkpoint. Its futures are done on threads of their own."""
 
-    def __init__(self, step: int, tell: Tell, tell_failed: TellFailed) -> None:
+    def __init__(self, step: int, written: Written, failed: Failed) -> None:
         self.step = step
         # By path: device and inode. Many are renamed when they are whole.
         self._saved: dict[str, tuple[int, int]] = {}
-        self.is_whole = True
-        # What the last call raised; a script may try again.
-        self.failure: tuple[str, int | None] | None = None
-        self._tell = tell
-        self._tell_failed = tell_failed
+        self._was_interrupted = False
+        # By path, in the order of the calls; a script may try again.
+        self._failures: dict[str | None, SaveFailure] = {}
+        self._written = written
+        self._failed = failed
         self._blocking_seconds = self._returned_seconds = self._done_seconds = 0.0
         self._lock = threading.Lock()
         # One for the training thread itself.
@@ -86,31 +111,84 @@ class _Saving:
 
     def wrote(self, path: str) -> None:
         with suppress(OSError):
-            found = Path(path).stat()
-            self._saved[str(Path(path).absolute())] = (found.st_dev, found.st_ino)
+            status = Path(path).stat()
+            self._saved[str(Path(path).absolute())] = (status.st_dev, status.st_ino)
 
-    def called(self, began_seconds: float, result: Any) -> None:
-        self.failure = None
+    def called(self, began_seconds: float, result: Any, path: str | None) -> None:
         self._returned_seconds = time.monotonic()
         self._blocking_seconds += self._returned_seconds - began_seconds
-        if hasattr(result, "add_done_callback"):
-            with self._lock:
-                self._num_open += 1
-            result.add_done_callback(self._on_done)
+        if not hasattr(result, "add_done_callback"):
+            self._make_good(path)
+            return
+        with self._lock:
+            self._num_open += 1
+        result.add_done_callback(lambda future: self._on_done(future, path))
 
-    def _on_done(self, future: Any) -> None:
-        if future.cancelled() or future.exception() is not None:
-            self.is_whole = False
+    def raised(self, error: BaseException, path: str | None) -> None:
+        # `torch.distributed.checkpoint` raises an exception that is derived from BaseException.
+        if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+            self._was_interrupted = True
+            return
+        # Not the exception itself: its traceback would keep what the script holds there.
+        failure = SaveFailure.of(error, path)
+        with self._lock:
+            self._failures.setdefault(path, failure)
+
+    def _make_good(self, path: str | None) -> None:
+        """The file was saved: an earlier failure of it, also in another folder, counts no longer."""
+        with self._lock:
+            for failed in list(self._failures):
+                if failed == path or (failed and path and Path(failed).name == Path(path).name):
+                    del self._failures[failed]
+
+    def _on_done(self, future: Any, path: str | None) -> None:
+        if future.cancelled():
+            self._was_interrupted = True
+        elif (error := future.exception()) is not None:
+            self.raised(error, path)
+        else:
+            self._make_good(path)
         self._done_seconds = time.monotonic()
         self.release()
 
     def release(self) -> None:
         with self._lock:
             self._num_open -= 1
-            is_over = not self._num_open
-        if is_over and self.is_whole:
+            is_over, failures = not self._num_open, list(self._failures.values())
+        if is_over and failures:
+            self._failed(self.step, failures[0])
+        elif is_over and not self._was_interrupted:
             beside = max(0.0, self._done_seconds - self._returned_seconds)
             saved = [[path, *place] for path, place in self._saved.items()]
-            self._tell(self.step, self._blocking_seconds, beside, saved)
-        elif is_over and self.failure is not None:
-            self._tell_failed(self.step, *self.failure)
+            self._written(self.step, self._blocking_seconds, beside, saved)
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:_MAX_REASON]
+
+
+def _failures_of(error: BaseException) -> list[BaseException]:
+    """The exceptions of the ranks that `torch.distributed.checkpoint` reports as one, by (exception, traceback)."""
+    failures = getattr(error, "failures", None)
+    pairs = failures.values() if isinstance(failures, Mapping) else ()
+    return [pair[0] for pair in pairs if isinstance(pair, tuple) and pair and isinstance(pair[0], BaseException)]
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """`error`, and all that it contains or that led to it."""
+    pending: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while pending and len(seen) < _MAX_CAUSES:
+        cause = pending.pop(0)
+        if cause is None or id(cause) in seen:
+            continue
+        seen.add(id(cause))
+        yield cause
+        pending += [*_failures_of(cause), cause.__cause__, cause.__context__]
+
+
+def _errno_of(error: BaseException) -> int | None:
+    if isinstance(error, OSError):
+        return error.errno
+    match = _RUST_ERRNO.search(str(error))
+    return None if match is None else int(match[1])

@@ -150,7 +150,8 @@ class CheckpointWritten(Record):
 class CheckpointFailed(Record):
     """A rank's part of a checkpoint was not saved; `was_skipped`: the one before was still being written.
 
-    `errno` is that of the system call that failed, where a script's exception has it.
+    Only events of a script have `errno`, that of the system call that failed, and `path`, the file or folder that was to
+    be saved, each where it is known.
     """
 
     KIND: ClassVar[str] = "checkpoint_failed"
@@ -158,6 +159,7 @@ class CheckpointFailed(Record):
     reason: str = ""
     was_skipped: bool = False
     errno: int | None = None
+    path: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

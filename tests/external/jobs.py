@@ -17,6 +17,7 @@ from chaos.in_process.protocol import (
     AgentSession,
     At,
     Began,
+    Came,
     FromAgent,
     Holds,
     Refused,
@@ -103,6 +104,8 @@ class TestAgents:
         session.send(Holds(self._holds_of(session.place)))
 
     def on_message(self, session: AgentSession, message: FromAgent) -> None:
+        if isinstance(message, Came):
+            return
         if not isinstance(message, At):
             self._job.answers.append(to_wire(message))
             self._waiting[session.place] = self._waiting.get(session.place, 0) - isinstance(message, Began | Refused)
