@@ -86,9 +86,13 @@ def all_of(problems: Sequence[UsageError]) -> UsageError:
 
 
 class InjectionError(ChaosError):
-    """The fault did not take effect."""
+    """The fault did not take effect; `code` says why as a word, where there is one."""
 
     exit_code = 5
+
+    def __init__(self, message: str = "", *, code: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class TargetNotFound(InjectionError):

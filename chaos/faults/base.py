@@ -222,8 +222,10 @@ class Emit(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What is known of a run before it starts. `checkpoint_folder` None: in the run's own folder, or no checkpoints.
+    """What is known of a run before it starts.
 
+    `checkpoint_folder` None: in the run's own folder, or no checkpoints; of a command, which is one with `is_command`:
+    the user has named none.
     `sees_mounts`: what is mounted on the run's folders when the ranks run already is there for them too.
     `ranks_are_hosts`: the ranks of a node talk over links too, since the node is one in name only.
     `node_memory_bytes`: what all that runs on a node may use together; None: there is no such limit.
@@ -234,6 +236,7 @@ class RunContext:
     sees_mounts: bool = True
     ranks_are_hosts: bool = False
     node_memory_bytes: int | None = None
+    is_command: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,6 +388,10 @@ class Fault(ABC, Generic[ParametersT]):
 
         Asked when the job, or a rank that the effect was to be seen in, is gone before that came to pass.
         """
+        return None
+
+    def why_unseen(self, act: Act, context: FaultContext) -> str | None:
+        """Why `verify` has seen no effect, as far as the run shows it, as a part of a sentence; None: unknown."""
         return None
 
     async def lift(self, act: Act, context: FaultContext) -> float | None:

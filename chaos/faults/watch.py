@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from mecefo_runtime.system.command_records import RankRaised
+from chaos.faults.phase_steps import PhaseSteps
+from mecefo_runtime.system.command_records import CheckpointBegun, RankRaised
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.job_records import CheckpointFailed, CheckpointWritten, ProcessExited, StepCommitted
 from mecefo_runtime.system.record import Record
@@ -18,7 +19,8 @@ _KEPT_STEPS = 1000
 _KEPT_SAVES = 64
 _KEPT_ENDINGS = 1000
 _OF_ENDINGS = (CheckpointFailed, ProcessExited, RankRaised)
-_ALWAYS_READ = frozenset(record.KIND for record in (StepCommitted, CheckpointWritten, *_OF_ENDINGS))
+_OF_SAVES = (CheckpointBegun, CheckpointWritten, CheckpointFailed)
+_ALWAYS_READ = frozenset(record.KIND for record in (StepCommitted, *_OF_SAVES, *_OF_ENDINGS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ class Watch:
         # How ranks ended of late, and what they could not save.
         self.endings: deque[Record] = deque(maxlen=_KEPT_ENDINGS)
         self.steps: deque[SeenStep] = deque(maxlen=_KEPT_STEPS)
+        # In which steps each phase came, by rank; the injector adds what the agents report.
+        self.phases = PhaseSteps()
         self._waiting: list[tuple[Callable[[Record], bool], asyncio.Future[Record]]] = []
 
     @property
@@ -73,6 +77,8 @@ class Watch:
             record = parse(event)
         except ValueError:
             return
+        if isinstance(record, _OF_SAVES) and record.rank is not None and record.step is not None:
+            self.phases.saved(record.rank, record.step)
         if isinstance(record, StepCommitted) and record.step is not None and record.step > self.last_step:
             self.first_step = record.step if self.first_step is None else self.first_step
             committed = record.committed_seconds

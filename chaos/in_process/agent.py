@@ -19,6 +19,7 @@ from chaos.in_process.protocol import (
     Began,
     Begin,
     Call,
+    Came,
     FromAgent,
     FromInjector,
     Hold,
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from chaos.in_process.base import InProcessFault, Subject
 
 CONNECT_TIMEOUT_SECONDS = 10.0
+# A phase that came in as many steps in a row is reported again only after a step without it.
+STEADY_STEPS = 3
 
 
 class Agent:
@@ -59,6 +62,8 @@ class Agent:
         # Phases of which nobody knows the step: whenever they come, from a step on.
         self._open_holds: dict[str, int] = {}
         self._is_called = False
+        # By phase: the first and the last step of the newest steps in a row in which it came.
+        self._runs: dict[str, tuple[int, int]] = {}
         # How many effects have begun in this rank.
         self.num_begun = 0
         # What is to be told before the rank is held, and perhaps killed there.
@@ -95,8 +100,22 @@ class Agent:
 
     def announce(self, step: int, phase: str) -> None:
         """Wait here if the injector wants this rank held at (step, phase)."""
+        self._note(step, phase)
         if self._is_alert or (step, phase) in self._holds:
             self._attend(step, phase)
+
+    def _note(self, step: int, phase: str) -> None:
+        """Report that the phase came, unless that is known: a trigger elsewhere is explained with it."""
+        first, last = self._runs.get(phase, (step, None))
+        if last == step or phase in OPEN_PHASES:
+            return
+        if last != step - 1:
+            self._runs[phase] = step, step
+            self._send(Came(step, phase, ended=last))
+            return
+        self._runs[phase] = first, step
+        if (num_steps := step - first + 1) <= STEADY_STEPS:
+            self._send(Came(step, phase, is_steady=num_steps == STEADY_STEPS))
 
     def _attend(self, step: int, phase: str) -> None:
         if self._reader is None and self._connection is not None:

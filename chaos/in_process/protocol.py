@@ -95,6 +95,20 @@ class At:
 
 
 @dataclass(frozen=True, slots=True)
+class Came:
+    """The rank came to `phase` of `step`, and is not held there.
+
+    `is_steady`: the phase comes in every step, and from this one on it is reported again only after a step without it;
+    then `ended` is the last step before that gap.
+    """
+
+    step: int
+    phase: str
+    is_steady: bool = False
+    ended: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Began:
     """The effect has begun, and says what it did."""
 
@@ -127,10 +141,11 @@ class Lifted:
 
 
 FromInjector = Call | Begin | Lift | Release
-FromAgent = At | Began | Refused | Report | Lifted
+FromAgent = At | Came | Began | Refused | Report | Lifted
 _FROM_INJECTOR: Mapping[str, type[FromInjector]] = {"call": Call, "begin": Begin, "lift": Lift, "release": Release}
 _FROM_AGENT: Mapping[str, type[FromAgent]] = {
     "at": At,
+    "came": Came,
     "began": Began,
     "refused": Refused,
     "report": Report,

@@ -63,6 +63,10 @@ class AgentSessions:
             if not running.lifted.done():
                 running.lifted.set_result({"gone": True})
 
+    def has(self, place: Place) -> bool:
+        """Whether the agent at `place` is connected."""
+        return place in self._sessions
+
     def call(self, place: Place) -> bool:
         """Have a rank held at its next announcement, whatever that is; False when it is not there."""
         session = self._sessions.get(place)

@@ -32,6 +32,8 @@ class Armed:
     # At how many attempts of the job's launcher it has been armed, and whether a later one took its place.
     num_attempts: int = 1
     is_superseded: bool = False
+    # Whether any of its witnesses was connected when the step of its trigger was committed; None: it was not yet.
+    was_present: bool | None = None
 
     def wants(self, place: Place, step: int, phase: str) -> bool:
         """Whether whoever is at `place` is to be held for it at (step, phase)."""

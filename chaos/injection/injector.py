@@ -18,14 +18,15 @@ from typing import Any
 from chaos.errors import ChaosError, EffectNotSeen, HealError, InjectionError
 from chaos.faults.base import Act, Emit, Fault, FaultContext
 from chaos.faults.endings import Endings, Recognised
-from chaos.in_process.protocol import AgentSession, At, FromAgent, Hold, Holds, Place, Release, SnapshotsOf
+from chaos.in_process.protocol import AgentSession, At, Came, FromAgent, Hold, Holds, Place, Release, SnapshotsOf
 from chaos.injection.agent_sessions import AgentSessions
 from chaos.injection.armed import Armed, last_of
 from chaos.injection.caps import ActiveRanks
 from chaos.injection.exclusive import Exclusive
+from chaos.injection.never_fired import has_passed, why_never_fired
 from chaos.injection.order import UndoOrder
 from chaos.plan.incident import Incident
-from chaos.spec.trigger import OPEN_PHASES, SNAPSHOT_PHASES, Duration
+from chaos.spec.trigger import Duration
 from chaos.undo.bounds import changed_paths
 from chaos.undo.ledger import Ledger
 from mecefo_runtime.system.events import Event
@@ -70,6 +71,12 @@ class Injector:
         self._armed: list[Armed] = []
         for incident in incidents:
             self._armed.append(Armed(incident, self._fault(incident), *_witnesses(incident, all_ranks, context)))
+        # Those whose step is yet to be committed, the next one last.
+        self._ahead = sorted(
+            (armed for armed in self._armed if armed.incident.trigger.step is not None),
+            key=lambda armed: armed.incident.trigger.step or 0,
+            reverse=True,
+        )
 
     def start(self) -> None:
         """The job runs: the clock of incidents that fire at a time starts."""
@@ -82,6 +89,9 @@ class Injector:
         """Follow an event of the job."""
         self._context.watch.feed(event)
         self._affected.on_event(event)
+        while self._ahead and (self._ahead[-1].incident.trigger.step or 0) <= self._context.watch.last_step:
+            armed = self._ahead.pop()
+            armed.was_present = any(self._sessions.has(place) for place in armed.witnesses)
 
     @property
     def is_striking(self) -> bool:
@@ -124,9 +134,15 @@ class Injector:
     def closed(self, session: AgentSession) -> None:
         """An agent's connection ended; it is no longer held."""
         self._sessions.closed(session)
+        if isinstance(session.place, int):
+            self._context.watch.phases.left(session.place, self._context.watch.last_step)
 
     def on_message(self, session: AgentSession, message: FromAgent) -> None:
         """Handle a message of an agent."""
+        if isinstance(message, Came):
+            if isinstance(session.place, int):
+                self._context.watch.phases.came(session.place, message)
+            return
         if not isinstance(message, At):
             self._sessions.on_message(session, message)
             return
@@ -205,36 +221,21 @@ class Injector:
         for place in armed.witnesses:
             self._sessions.call(place)
 
-    def _began_behind(self, step: int | None) -> bool:
-        """Whether a script of which nobody knows where it begins was past `step` by then."""
-        first = self._context.watch.first_step
-        return self._context.has_foreign_checkpoints and step is not None and first is not None and step < first
-
     async def _never_fired(self, armed: Armed) -> None:
         armed.release()
-        incident, trigger = armed.incident, armed.incident.trigger
-        whom = incident.target_text or "it"
-        has_passed = trigger.phase not in OPEN_PHASES and 0 < (trigger.step or 0) <= self._context.watch.last_step
-        is_left_out = incident.is_optional or (has_passed and incident.may_be_left_out)
-        if trigger.at_seconds is None and trigger.phase in SNAPSHOT_PHASES:
-            what = "copied by" if trigger.phase == "snapshot" else "encoded on the nodes of"
-            reason = f"no snapshot of step {trigger.step} or a later one was {what} {whom} before the job ended"
-        elif self._began_behind(trigger.step):
-            reason = (
-                f"the job began at step {self._context.watch.first_step}, behind {trigger}: it went on from a "
-                "checkpoint of its own; --reset 'rm -rf ...' resets it before each start"
-            )
-        elif has_passed:
-            # Down, and not repaired in time, or not long enough before; not every step of a script has every phase.
-            reason = f"{whom} was not in the job when the job reached {trigger}, or has no such phase in that step"
-        elif incident.is_optional:
-            reason = f"the job ended before {trigger}"
+        incident, watch = armed.incident, self._context.watch
+        why = why_never_fired(
+            incident,
+            watch,
+            armed.fault.scope,
+            was_present=armed.was_present,
+            is_command=self._context.has_foreign_checkpoints,
+        )
+        if incident.is_optional or (has_passed(incident.trigger, watch) and incident.may_be_left_out):
+            self._emit("not_due", incident=incident.incident, **why.fields())
         else:
-            reason = f"the job ended before {whom} came to {trigger}"
-        if is_left_out:
-            self._emit("not_due", incident=incident.incident, reason=reason)
-        else:
-            self._emit("unverified", incident=incident.incident, reason=f"never fired: {reason}")
+            fields = {**why.fields(), "reason": f"never fired: {why}"}
+            self._emit("unverified", incident=incident.incident, **fields)
 
     def _fire(self, armed: Armed) -> None:
         if armed.fired is None:
@@ -270,7 +271,9 @@ class Injector:
                 await self._order.uncovered(fault, lambda: self._release(armed, step))
                 await self._undo(armed, act, step)
         except ChaosError as error:
-            self._emit("unverified", step=step, incident=incident.incident, reason=str(error))
+            code = error.code if isinstance(error, InjectionError) else None
+            more: dict[str, Any] = {} if code is None else {"code": code}
+            self._emit("unverified", step=step, incident=incident.incident, reason=str(error), **more)
         finally:
             self._affected.end(incident)
             self._exclusive.end(incident)
@@ -326,9 +329,11 @@ class Injector:
         more: dict[str, Any] = {}
         try:
             evidence = await self._seen(armed.fault, act)
-        except EffectNotSeen:
+        except EffectNotSeen as error:
             recognised = await self._recognised(armed.fault, act, began)
             if recognised is None:
+                if (why := armed.fault.why_unseen(act, self._context)) is not None:
+                    raise EffectNotSeen(f"{error}: {why}") from None
                 raise
             evidence, more = recognised.evidence, {"took_effect_monotonic": recognised.at_seconds}
         self._emit("verified", step=step, incident=armed.incident.incident, evidence=evidence, **more)

@@ -101,7 +101,7 @@ class Timeline:
     restarts: tuple[tuple[float, float], ...] = ()
     fruitless: Fruitless | None = None
     observation: Observation | None = None
-    not_due: tuple[tuple[int, str], ...] = ()
+    not_due: tuple[NotDue, ...] = ()
     losses: tuple[Loss, ...] = ()
     unplanned: tuple[UnplannedLoss, ...] = ()
     twin_losses: tuple[UnplannedLoss, ...] = ()
@@ -497,7 +497,7 @@ def read(told: Told) -> Timeline:
         restarts=read_restarts(attempts, ended),
         fruitless=_fruitless(told, attempts, job_ended, ended, is_running=is_running) if is_command else None,
         observation=read_observation(main, attempts) if is_command else None,
-        not_due=tuple((one.incident, str(one.reason)) for one in _of(NotDue, main)),
+        not_due=tuple(_of(NotDue, main)),
         losses=tuple(attribution.losses),
         unplanned=attribution.unplanned,
         twin_losses=twin_losses,

@@ -242,7 +242,7 @@ class Figures:
         found += [
             (one.fault, "unverified") for one in self.timeline.incidents if one.verified is None and one.is_unverified
         ]
-        found += [(self._faults.get(number, "unknown"), "not_due") for number, _ in self.timeline.not_due]
+        found += [(self._faults.get(one.incident, "unknown"), "not_due") for one in self.timeline.not_due]
         for fault, outcome in found:
             key = _label(fault, planned), outcome
             counts[key] = counts.get(key, 0) + 1

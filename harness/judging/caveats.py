@@ -409,10 +409,12 @@ def _of_the_steps_left_out(timeline: Timeline | None) -> list[str]:
 
 def _of_what_did_not_fire(timeline: Timeline | None) -> list[str]:
     """Incidents that were planned by chance and are none of the run's, those that came too late for it left out."""
-    found = [] if timeline is None else [due for due in timeline.not_due if not due[1].startswith("the job ended")]
-    shown = [f"Incident {number} was planned and not injected: {reason}." for number, reason in found[:_MAX_NOT_FIRED]]
-    if len(found) > len(shown):
-        others = len(found) - len(shown)
+    not_fired = [] if timeline is None else [one for one in timeline.not_due if not one.is_after_the_end]
+    shown = [
+        f"Incident {one.incident} was planned and not injected: {one.reason}." for one in not_fired[:_MAX_NOT_FIRED]
+    ]
+    if len(not_fired) > len(shown):
+        others = len(not_fired) - len(shown)
         shown.append(f"The same holds for {others} more {'incident' if others == 1 else 'incidents'}.")
     return shown
 

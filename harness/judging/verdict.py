@@ -298,8 +298,9 @@ def _incident_reasons(
 ) -> Iterable[tuple[Outcome, str]]:
     mixed = {number for loss in losses for number in loss.mixed_with}
     if not timeline.incidents and timeline.not_due:
-        number, reason = timeline.not_due[0]
-        yield "inconclusive", f"none of the planned faults fired (incident {number}: {reason}), so none was verified"
+        first = timeline.not_due[0]
+        why = f"incident {first.incident}: {first.reason}"
+        yield "inconclusive", f"none of the planned faults fired ({why}), so none was verified"
     elif not timeline.incidents and not is_without_faults:
         yield "inconclusive", "no fault was planned, so none was verified"
     for incident in timeline.incidents:

@@ -135,20 +135,37 @@ class Verified(OfIncident):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unverified(OfIncident):
-    """It was not."""
+    """It was not. `code` says why as a word, with fields that belong to it, where the incident never fired."""
 
     KIND: ClassVar[str] = "unverified"
 
     reason: str | None = None
+    code: str | None = None
+    phase_steps: tuple[tuple[int, int], ...] = ()
+    phase_ranks: tuple[int, ...] = ()
+    phases_seen: tuple[str, ...] = ()
+    advice: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotDue(OfIncident):
-    """The time of an incident did not come, or limits forbade it."""
+    """The time of an incident did not come, or limits forbade it; `code` and the fields after it are `Unverified`'s."""
 
     KIND: ClassVar[str] = "not_due"
 
     reason: str | None = None
+    code: str | None = None
+    phase_steps: tuple[tuple[int, int], ...] = ()
+    phase_ranks: tuple[int, ...] = ()
+    phases_seen: tuple[str, ...] = ()
+    advice: str | None = None
+
+    @property
+    def is_after_the_end(self) -> bool:
+        """Whether the job had ended by then. Logs of earlier versions have no code, only the sentence."""
+        return self.code == "job_ended_before" or (
+            self.code is None and (self.reason or "").startswith("the job ended before ")
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from chaos.errors import EffectNotSeen, UsageError
 from chaos.faults.base import Act, Fault, FaultContext, Fidelity
 from chaos.faults.endings import Endings, Recognised, raised_to_dict
+from chaos.faults.phase_steps import on_other_ranks
 from chaos.faults.watch import from_commit_to_commit
 from chaos.host.undo_record import UndoRecord
 from chaos.spec.quantities import SecondsFromZeroText, SecondsText
@@ -258,6 +259,17 @@ class SlowCheckpoint(_Delay):
     needs: ClassVar[tuple[str, ...]] = ("checkpoint-phase",)
     phase: ClassVar[str] = "checkpoint"
     num_steps: ClassVar[int] = 1
+
+    def why_unseen(self, act: Act, context: FaultContext) -> str | None:
+        """Which ranks save, where these do not."""
+        own, phases = DelayRecord.from_json(act.undo_record).ranks, context.watch.phases
+        savers = phases.ranks_of(self.phase)
+        if set(own) & set(savers):
+            return None
+        if not savers:
+            return "no rank was seen saving anything"
+        steps = phases.of(self.phase, savers, context.watch.last_step)
+        return on_other_ranks(self.phase, own, savers, steps, f"--on rank={savers[0]}")
 
     def _waiting_step(self, step: int) -> int:
         # The step of the checkpoint is committed already; the next one cannot be before the rank is there.
