@@ -91,8 +91,11 @@ def _steps(figures: Figures) -> Iterable[Metric]:
         yield from _counters(
             "training_unfit_steps", text, ("verdict",), {(key,): n for key, n in figures.rejected.items()}
         )
-        text = "Checkpoints of which at least a part was written."
-        yield from _counter("training_checkpoints", text, figures.state.num_checkpoints)
+    text = "Checkpoints of which at least a part was written."
+    yield from _counter("training_checkpoints", text, figures.state.num_checkpoints)
+    if figures.timeline.num_checkpoints:
+        text = "Checkpoints of which at least a part was not saved."
+        yield from _counter("training_checkpoints_failed", text, len(figures.timeline.unsaved_checkpoints))
     yield from _counter("training_tokens", "Tokens of the committed steps, each step counted once.", figures.tokens)
     yield from _counter("training_samples", "Samples of the committed steps, each step counted once.", figures.samples)
     if last is not None:

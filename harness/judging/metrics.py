@@ -341,6 +341,16 @@ METRICS: Mapping[str, Metric] = {
             is_count=True,
         ),
         Metric(
+            "checkpoints_failed",
+            "number",
+            "checkpoints of which a part was not saved",
+            why_missing="no checkpoint was seen being saved",
+            only_grows=True,
+            better="lower",
+            is_count=True,
+            exported="training_checkpoints_failed_total",
+        ),
+        Metric(
             "diagnosis_recall_ratio",
             "ratio",
             "share of the affected ranks and links that the job diagnosed",

@@ -280,6 +280,7 @@ def _measured(state: RunState, times: Timeline, problems: _Problems) -> dict[str
             for one in (times.incidents if judged is None else judged)
         ),
         "incidents_not_due": len(times.not_due),
+        "checkpoints_failed": len(times.unsaved_checkpoints) if times.num_checkpoints else None,
         "unplanned_losses": tuple(_unplanned(loss, times) for loss in times.unplanned),
         "state_restores": tuple(_since_start(one.restore, times) for one in times.stalls if one.restore is not None),
         "diagnosis_recall_ratio": named and named.recall_ratio,

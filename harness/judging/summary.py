@@ -266,6 +266,7 @@ class Summary:
     degraded_share_ratio: float | None = None
     projected_share_ratio: float | None = None
     unfit_steps: int | None = None
+    checkpoints_failed: int | None = None
     compute_cpu_seconds: float | None = None
     dilation_overrun_ratio: float | None = None
     overrun_segments_ratio: float | None = None
