@@ -1,15 +1,18 @@
 """A small disk of the run's own, put over a folder and taken away again, so that to fill it fills nothing else.
 
-It is a tmpfs at a place beside the run's files, bound over the folder with a copy of what was in it: whoever writes to
-the folder writes to the small disk. All mounts carry the name that the record gives them, and are found by it. Linux;
-needs CAP_SYS_ADMIN.
+It is a tmpfs at a place in the run's folder; what is written to the covered folder goes to the small disk. Either it is
+bound over the folder with a copy of what was in it, or it is the upper layer of an overlay (overlayfs) over the folder:
+then what was in the folder shows through, takes no room, and to truncate or remove it frees none. All mounts carry the
+name that the record gives them, and are found by it. Linux; needs CAP_SYS_ADMIN.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +30,9 @@ _MS_BIND = 4096
 _MNT_DETACH = 2
 _CAP_SYS_ADMIN = 21
 _RETURNING = ".returning-"
+# On a disk that is a layer: the folder for what is written, and the folder that overlayfs works in.
+_UPPER = "upper"
+_WORK = "work"
 NAME_PREFIX = "chaos-disk-"
 
 
@@ -41,16 +47,22 @@ def may_mount() -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallDisk(UndoRecord):
-    """A disk called `name` of so many bytes, at `place` and over `folder`, whole paths."""
+    """A disk called `name` of `num_bytes` bytes, at `place` and over `folder`, which are absolute paths.
+
+    `is_layer`: it is the upper layer of an overlay over the folder, and what is written to it ends with it.
+    """
 
     name: str
     folder: str
     place: str
     num_bytes: int
+    is_layer: bool = False
 
 
-def put_over(disk: SmallDisk) -> None:
-    """Make the disk, copy what is in the folder to it, and bind it over the folder.
+def put_over(disk: SmallDisk, between: Callable[[], None] = lambda: None) -> None:
+    """Make the disk and put it over the folder, with a copy of what is in there unless it is a layer.
+
+    `between` is called when the disk is mounted at its place and not yet over the folder.
 
     Raises:
         OSError: it cannot be mounted, or what is in the folder does not fit.
@@ -62,11 +74,34 @@ def put_over(disk: SmallDisk) -> None:
     status = folder.stat()
     options = f"size={disk.num_bytes},mode={status.st_mode & 0o7777:o},uid={status.st_uid},gid={status.st_gid}"
     _mount(disk.name, place, "tmpfs", _MS_NOSUID_NODEV_NOEXEC, options)
+    if disk.is_layer:
+        upper, work = place / _UPPER, place / _WORK
+        for inner in (upper, work):
+            inner.mkdir()
+        # The folder as the job sees it has the owner and the mode of the upper layer.
+        os.chown(upper, status.st_uid, status.st_gid)
+        upper.chmod(status.st_mode & 0o7777)
+        between()
+        layers = ("lowerdir", folder), ("upperdir", upper), ("workdir", work)
+        options = ",".join(f"{name}={_escaped(path)}" for name, path in layers)
+        _mount(disk.name, folder, "overlay", _MS_NOSUID_NODEV_NOEXEC, options)
+        return
     for entry in sorted(folder.iterdir()):
         # Without what is just being written: only its writer knows what belongs to it.
         if not entry.name.startswith("."):
             _copy(entry, place / entry.name)
+    between()
     _mount(str(place), folder, "", _MS_BIND, "")
+
+
+def uncover(disk: SmallDisk) -> None:
+    """Unmount the disk from over the folder; it stays at its place. As often as one likes.
+
+    Raises:
+        OSError: it cannot be unmounted.
+    """
+    while (folder := Path(disk.folder)) in _mount_points(disk.name):
+        _unmount(folder, disk.name)
 
 
 def take_away(disk: SmallDisk) -> list[str]:
@@ -77,11 +112,12 @@ def take_away(disk: SmallDisk) -> list[str]:
     Raises:
         OSError: it cannot be unmounted, or there is no room for what is on it.
     """
-    folder, place = Path(disk.folder), Path(disk.place)
-    while folder in (mounted := _mount_points(disk.name)):
-        _unmount(folder, disk.name)
+    uncover(disk)
+    folder, place, mounted = Path(disk.folder), Path(disk.place), _mount_points(disk.name)
     returned: list[str] = []
-    if place in mounted:
+    if place in mounted and disk.is_layer:
+        _unmount(place, disk.name)
+    elif place in mounted:
         with opened(folder) as target, opened(place) as source:
             # By their descriptors: nobody can exchange either of them for a link meanwhile.
             ours, theirs = (Path(f"/proc/self/fd/{one}") for one in (source, target))
@@ -151,11 +187,16 @@ def _mounts(name: str) -> list[tuple[Path, int]]:
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
         fields = line.split(" ")
         kind, source = fields[fields.index("-") + 1 : fields.index("-") + 3]
-        if name and source == name and kind == "tmpfs":
+        if name and source == name and kind in ("tmpfs", "overlay"):
             # Spaces and the like are octal escapes.
             point = os.fsdecode(fields[4].encode().decode("unicode_escape").encode("latin-1"))
             found.append((Path(point), int(fields[0])))
     return found
+
+
+def _escaped(path: Path) -> str:
+    """A path in the options of an overlay, which are separated by commas and its layers by colons."""
+    return re.sub(r"([\\,:])", r"\\\1", str(path))
 
 
 def _mount(source: str, target: Path, kind: str, flags: int, options: str) -> None:

@@ -277,14 +277,14 @@ def _check_faults(plan: Plan, job: AnyConfig, experiment: Experiment) -> None:
     Raises:
         UsageError: one of them does.
     """
-    checkpoint = job.checkpoint if isinstance(job, JobConfig) else None
-    folder = Path(checkpoint.folder) if checkpoint is not None and checkpoint.folder else None
+    folder = Path(job.checkpoint.folder) if job.checkpoint is not None and job.checkpoint.folder else None
     run = RunContext(
         job.cluster(),
         folder,
         sees_mounts=experiment.backend == "local" or is_shared(folder or Path.cwd()),
         ranks_are_hosts=isinstance(job, CommandConfig) and experiment.backend == "local",
         node_memory_bytes=experiment.containers.memory,
+        is_command=isinstance(job, CommandConfig),
     )
     for incident, of_fault in zip(plan.incidents, plan.keys, strict=True):
         kind = registry()[incident.fault]

@@ -3,11 +3,14 @@
 import json
 import math
 import re
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from chaos.host.small_disk import may_mount
 from tests.integration.runs import run_chaos
 
 pytestmark = pytest.mark.external
@@ -137,3 +140,72 @@ def assert_named_as_in_the_log(run):
     if is_right:
         seconds = named.monotonic_seconds - run.one("injected").monotonic_seconds
         assert (diagnosis["how"], diagnosis["seconds"]) == ("torchrun", pytest.approx(seconds))
+
+
+# It writes each checkpoint over the one before, and trains on where that fails.
+SAVING = """
+import sys
+import time
+
+import torch
+
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(1, 31):
+    model(torch.ones(2, 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.05)
+    if step % 5 == 0:
+        try:
+            torch.save({"step": step, **model.state_dict()}, sys.argv[1])
+        except RuntimeError:
+            print("not saved", step, flush=True)
+"""
+
+
+class TestSaves:
+    """Where a script saves is observed, and so is that a save fails."""
+
+    @pytest.mark.skipif(not may_mount(), reason="takes the right to mount (CAP_SYS_ADMIN)")
+    def test_a_full_disk_breaks_saves_in_the_folder_that_was_observed_and_leaves_nothing(self, tmp_path):
+        script, checkpoint = tmp_path / "train.py", tmp_path / "saved" / "ckpt.pt"
+        script.write_text(SAVING)
+        checkpoint.parent.mkdir()
+        command = (sys.executable, str(script), str(checkpoint))
+        run = run_chaos(tmp_path, "fill-disk", "--at", "step=12", "--for", "10steps", command=command)
+        assert run.exit_code == 0, run.summary["reasons"]
+        printed = (run.folder / "logs/job.log").read_text()
+        unsaved = [int(step) for step in re.findall(r"not saved (\d+)", printed)]
+        failed = run.of("checkpoint_failed")
+        assert [event.step for event in failed] == unsaved and unsaved[0] == 15
+        assert {event.fields["path"] for event in failed} == {str(checkpoint)}
+        written = [event.step for event in run.of("checkpoint_written")]
+        assert written == sorted({5, 10, 15, 20, 25, 30} - set(unsaved))
+        evidence = run.one("verified").fields["evidence"]
+        assert (evidence["checkpoint_failed"]["step"], evidence["free_bytes"]) == (15, 0)
+        assert run.summary["checkpoints_failed"] == len(unsaved)
+        (caveat,) = (caveat for caveat in run.summary["caveats"] if "could not be saved" in caveat)
+        assert caveat.startswith(f"{len(unsaved)} of 6 checkpoints could not be saved, {len(unsaved)} of them while a")
+        # What is left is the script's: its last checkpoint, in a folder as it was. That the disk was free again before
+        # the last save is not waited for.
+        assert [entry.name for entry in checkpoint.parent.iterdir()] == ["ckpt.pt"]
+        assert torch.load(checkpoint)["step"] == written[-1]
+        assert str(checkpoint.parent) not in Path("/proc/self/mountinfo").read_text()
+
+    @pytest.mark.nightly
+    @pytest.mark.parametrize(
+        ("on", "at"), [("rank=0", "step=12,phase=checkpoint"), ("rank=1", "step=10,phase=checkpoint")]
+    )
+    def test_a_trigger_in_a_save_that_did_not_come_is_advised_one_that_fires(self, tmp_path, restarting, on, at):
+        run = run_chaos(tmp_path, "raise", "--at", at, "--on", on, command=restarting)
+        assert run.exit_code == 5
+        told = run.one("unverified").fields
+        assert told["phase_steps"] == [[step, step] for step in range(5, 31, 5)]
+        (tmp_path / "c.pt").unlink()
+        advised = shlex.split(told["advice"])
+        advised += [] if "--on" in advised else ["--on", on]
+        (folder := tmp_path / "again").mkdir()
+        again = run_chaos(folder, "raise", *advised, command=restarting)
+        assert again.one("injected").fields["phase"] == "checkpoint"
+        assert again.of("verified")

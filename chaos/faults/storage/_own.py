@@ -9,6 +9,7 @@ from typing import Any
 
 from chaos.errors import EnvironmentFailure, TargetNotFound
 from chaos.faults.base import FaultContext
+from chaos.faults.storage._places import NoPlace
 from chaos.host.kept_file import KeptFile, SavedFile
 from chaos.host.undo_record import UndoRecord
 from mecefo_runtime.checkpoint.folder import CheckpointFolder, complete_folders
@@ -23,7 +24,7 @@ def newest_whole(context: FaultContext) -> CheckpointFolder:
     """
     root = context.checkpoint_folder
     if root is None:
-        raise TargetNotFound("the job writes no checkpoints: give it --checkpoint-every 20")
+        raise NoPlace("no_checkpoints").error()
     damaged: list[str] = []
     try:
         for checkpoint in complete_folders(root):

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos.errors import EnvironmentFailure, TargetNotFound
+from chaos.errors import EnvironmentFailure
 from chaos.faults.base import FaultContext
+from chaos.faults.storage._places import nothing
 from chaos.host.run_files import EVENTS_FILE
 from mecefo_runtime.system.job_records import CheckpointWritten
 
@@ -44,10 +45,16 @@ def newest_saved(context: FaultContext) -> SavedCheckpoint:
     try:
         since_seconds = _began_seconds(context.run_folder)
         if context.checkpoint_folder is not None:
-            return _newest_in(context.checkpoint_folder, since_seconds)
-        return _newest_seen(context.watch.saves, since_seconds)
+            checkpoint = _newest_in(context.checkpoint_folder, since_seconds)
+        else:
+            checkpoint = _newest_seen(context.watch.saves, since_seconds)
     except OSError as error:
         raise EnvironmentFailure(f"cannot look for checkpoints: {error.filename}: {error.strerror}") from error
+    if checkpoint is not None:
+        return checkpoint
+    if context.checkpoint_folder is not None:
+        raise nothing(context, "not_in_folder", context.checkpoint_folder).error()
+    raise nothing(context, "files_gone" if context.watch.saves else "nothing_saved").error()
 
 
 def _began_seconds(run_folder: Path) -> float:
@@ -56,18 +63,18 @@ def _began_seconds(run_folder: Path) -> float:
         return float(json.loads(events.readline())["time"])
 
 
-def _newest_in(folder: Path, since_seconds: float) -> SavedCheckpoint:
+def _newest_in(folder: Path, since_seconds: float) -> SavedCheckpoint | None:
     found: list[tuple[float, Path, tuple[Path, ...]]] = []
     for entry in sorted(folder.iterdir())[:_MAX_ENTRIES] if folder.is_dir() else ():
         if files := tuple(_own_files([entry], since_seconds)):
             found.append((max(file.stat().st_mtime for file in files), entry, files))
     if not found:
-        raise TargetNotFound(f"nothing was saved in {folder} yet: choose a step some way after the first save")
+        return None
     _, path, files = max(found)
     return SavedCheckpoint(path, files, None)
 
 
-def _newest_seen(saves: Iterable[CheckpointWritten], since_seconds: float) -> SavedCheckpoint:
+def _newest_seen(saves: Iterable[CheckpointWritten], since_seconds: float) -> SavedCheckpoint | None:
     by_step: dict[int, list[Path]] = {}
     for record in saves:
         for path, device, inode in record.saved:
@@ -86,10 +93,7 @@ def _newest_seen(saves: Iterable[CheckpointWritten], since_seconds: float) -> Sa
             return SavedCheckpoint(next(iter(parents)), files, step)
         largest = max(files, key=lambda file: file.stat().st_size)
         return SavedCheckpoint(largest, (largest,), step)
-    raise TargetNotFound(
-        "no existing checkpoint was observed (torch.save, safetensors and torch.distributed.checkpoint are seen): "
-        "choose a step some way after the first save, or name the folder with --checkpoint-folder"
-    )
+    return None
 
 
 def _where(path: Path, device: int, inode: int) -> Path | None:

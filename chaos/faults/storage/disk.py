@@ -1,19 +1,23 @@
 """The disk that the job writes its checkpoints to becomes full: one of the run's own, never a shared one.
 
 Where the checkpoint folder is on a small filesystem of its own, that one is filled; else, with the right to mount, a
-small one is put over the folder as long as the fault lasts. Seen are all three: a byte more is refused (ENOSPC), the
-job's next checkpoint fails, and the job continues all the same.
+small one is put over the folder as long as the fault lasts. Three things are verified: a byte more is refused (ENOSPC),
+the job's next checkpoint fails, and the job continues nevertheless.
+
+Over the folder of a script it is a layer: most scripts write a new checkpoint over the old one, whose room a full disk
+would give back to them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import os
 import stat
 import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +25,10 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from chaos.errors import EffectNotSeen, HealError, InjectionError, TargetNotFound, UsageError, setting
+from chaos.errors import EffectNotSeen, HealError, InjectionError, UsageError, setting
 from chaos.faults.base import Act, Fault, FaultContext, Fidelity, RunContext
 from chaos.faults.endings import Endings, Recognised, messages_of, raised_to_dict
+from chaos.faults.storage._places import FOLDER_OPTION, checkpoint_folder, is_within, observed_folders, wide_folders
 from chaos.host import small_disk
 from chaos.host.own_folder import opened, parent_of, status_in
 from chaos.host.run_files import KEPT_FOLDER
@@ -35,6 +40,7 @@ from mecefo_runtime.system.job_records import CheckpointFailed
 from mecefo_runtime.system.record import Record
 
 _FILL_BYTES = 1 << 24
+_FOLDER_KEY = "job.checkpoint.folder"
 _BALLAST = ".ballast-"
 # How an exception names a full disk: Python's text of an OSError, and what other libraries take over of it.
 _FULL = (f"[Errno {errno.ENOSPC}]", os.strerror(errno.ENOSPC), "ENOSPC")
@@ -57,6 +63,11 @@ class FullDiskRecord(UndoRecord):
 
     ballast: str
     disk: small_disk.SmallDisk | None
+
+    @property
+    def folder(self) -> Path:
+        """The folder whose disk is full."""
+        return Path(self.ballast).parent if self.disk is None else Path(self.disk.folder)
 
     def changed_paths(self) -> tuple[str, ...] | None:
         """The file, the folder under the disk, and the disk's own place."""
@@ -96,61 +107,62 @@ class FillDisk(Fault[FillParameters]):
         if self._is_small(run.checkpoint_folder):
             return
         if not small_disk.may_mount():
-            raise UsageError(self._violation(run.checkpoint_folder or "the run's folder"))
+            unnamed = "the folder that the script saves in" if run.is_command else "the run's folder"
+            raise UsageError(self._violation(run.checkpoint_folder or unnamed, setting(_FOLDER_KEY, "FOLDER")))
         if not run.sees_mounts:
             raise UsageError(
                 "containers here do not see the small disk that is put over the checkpoint folder: let them, with "
                 "`mount --make-rshared /`, or put the checkpoints on a small filesystem of their own with "
-                f"{setting('job.checkpoint.folder')}"
+                f"{setting(_FOLDER_KEY)}"
             )
 
     def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
         """See which of the two ways there is."""
-        folder = context.checkpoint_folder
-        if folder is None:
-            raise TargetNotFound("the job writes no checkpoints: give it --checkpoint-every 20")
-        if not folder.is_dir():
-            raise TargetNotFound(f"there is no folder {folder} yet: choose a step after the first checkpoint")
+        folder = checkpoint_folder(context).resolve()
         token = uuid.uuid4().hex[:12]
-        ballast, disk = str(folder.resolve() / f"{_BALLAST}{token}"), None
+        place, disk = folder, None
         if not self._is_small(folder, context.run_folder):
             if not small_disk.may_mount():
-                raise InjectionError(self._violation(folder))
-            place = context.run_folder / KEPT_FOLDER / f"disk-{token}"
+                raise InjectionError(self._violation(folder, f"{FOLDER_OPTION} FOLDER"))
+            if context.has_foreign_checkpoints:
+                _refuse_more_than_checkpoints(folder, context)
+            place = (context.run_folder / KEPT_FOLDER / f"disk-{token}").resolve()
             disk = small_disk.SmallDisk(
                 name=f"{small_disk.NAME_PREFIX}{token}",
-                folder=str(folder.resolve()),
-                place=str(place.resolve()),
+                folder=str(folder),
+                place=str(place),
                 num_bytes=self.parameters.size,
+                is_layer=context.has_foreign_checkpoints,
             )
-        return Act(undo_record=FullDiskRecord(ballast=ballast, disk=disk).to_json())
+        return Act(undo_record=FullDiskRecord(ballast=str(place / f"{_BALLAST}{token}"), disk=disk).to_json())
 
     async def apply(self, act: Act, context: FaultContext) -> None:
         """Put the small disk in place, if there is to be one, and fill it to the last block."""
         record = FullDiskRecord.from_json(act.undo_record)
+        fill = functools.partial(_fill, Path(record.ballast), self._limit_bytes(record))
         try:
-            if record.disk is not None:
-                await asyncio.to_thread(small_disk.put_over, record.disk)
-            await asyncio.to_thread(_fill, Path(record.ballast), self._limit_bytes(record))
+            if record.disk is None:
+                await asyncio.to_thread(fill)
+            else:
+                # Full before it is over the folder: nothing of the job's gets onto it that would end with it.
+                await asyncio.to_thread(small_disk.put_over, record.disk, fill)
             self._last_step = context.watch.last_step
         except OSError as error:
             hint = ""
-            if error.errno == errno.ENOSPC and record.disk is not None:
+            if error.errno == errno.ENOSPC and record.disk is not None and not record.disk.is_layer:
                 hint = (
                     f": the checkpoints do not fit into size {bytes_text(self.parameters.size)}, give it a larger one"
                 )
-            raise InjectionError(
-                f"cannot fill the disk of {context.checkpoint_folder}: {error.strerror}{hint}"
-            ) from error
+            raise InjectionError(f"cannot fill the disk of {record.folder}: {error.strerror}{hint}") from error
 
     async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
         """Try to write one byte more; then wait until a checkpoint of the job fails and a later step is committed."""
         record = FullDiskRecord.from_json(act.undo_record)
-        ballast = Path(record.ballast)
+        ballast, folder = Path(record.ballast), record.folder
         last_steps: list[int] = []
 
         def is_failure(record: Record) -> bool:
-            if not isinstance(record, CheckpointFailed) or not self._is_of_the_disk(record):
+            if not isinstance(record, CheckpointFailed) or not self._is_of_the_disk(record, folder):
                 return False
             # Now: when the task that waits for it continues, the step after it may have been committed.
             last_steps.append(context.watch.last_step)
@@ -158,15 +170,15 @@ class FillDisk(Fault[FillParameters]):
 
         failure = asyncio.create_task(context.watch.wait_for(is_failure, timeout_seconds))
         try:
-            refusal = _refusal(ballast.parent)
+            refusal = _refusal(folder)
             if refusal != errno.ENOSPC:
-                said = "succeeded" if refusal is None else f"failed with {errno.errorcode.get(refusal, refusal)}"
-                raise EffectNotSeen(f"a write of 1 byte to {ballast.parent} {said}: its disk is not full")
-            told = await failure
-            assert isinstance(told, CheckpointFailed)
-            step = max(told.step or 0, last_steps[0]) + 1
+                outcome = "succeeded" if refusal is None else f"failed with {errno.errorcode.get(refusal, refusal)}"
+                raise EffectNotSeen(f"a write of 1 byte to {folder} {outcome}: its disk is not full")
+            failed = await failure
+            assert isinstance(failed, CheckpointFailed)
+            step = max(failed.step or 0, last_steps[0]) + 1
             await context.watch.wait_for_step(step, timeout_seconds)
-            status, ballast_bytes = os.statvfs(ballast.parent), ballast.stat().st_size
+            status, ballast_bytes = os.statvfs(folder), ballast.stat().st_size
         except TimeoutError:
             raise EffectNotSeen(
                 f"the disk is full, but within {timeout_seconds:g} s no checkpoint failed and was followed by a step"
@@ -182,21 +194,21 @@ class FillDisk(Fault[FillParameters]):
         return {
             "summary": (
                 f"disk of {bytes_text(total)} full, a write of 1 byte fails with ENOSPC; the checkpoint of step "
-                f"{told.step} failed on rank {told.rank}, and step {step} was committed after it"
+                f"{failed.step} failed on rank {failed.rank}, and step {step} was committed after it"
             ),
             "total_bytes": total,
             "free_bytes": free,
             "ballast_bytes": ballast_bytes,
             "own_disk": record.disk is not None,
-            "checkpoint_failed": {"step": told.step, "rank": told.rank, "reason": told.reason},
+            "checkpoint_failed": {"step": failed.step, "rank": failed.rank, "reason": failed.reason},
             "step_committed_after": step,
         }
 
     def recognises(self, act: Act, context: FaultContext, endings: Endings) -> Recognised | None:
         """That a rank ended of the full disk: of ENOSPC, or of torch's writer while a byte more is refused."""
-        folder = Path(FullDiskRecord.from_json(act.undo_record).ballast).parent
+        folder = FullDiskRecord.from_json(act.undo_record).folder
         raised = next((one for one in endings.raised if self._names_disk(one, folder)), None)
-        unsaved = next((one for one in endings.unsaved if one.errno == errno.ENOSPC), None)
+        unsaved = next((one for one in endings.unsaved if self._names_folder(one, folder)), None)
         ended = None if unsaved is None or unsaved.rank is None else endings.end_of(unsaved.rank)
         if raised is not None:
             of = "" if not raised.step else f" of step {raised.step}"
@@ -230,25 +242,46 @@ class FillDisk(Fault[FillParameters]):
         if not record:
             return {"undone": "there was nothing to undo"}
         known = FullDiskRecord.from_json(record)
-        ballast, disk = Path(known.ballast), known.disk
+        ballast, disk, folder = Path(known.ballast), known.disk, known.folder
         if not ballast.name.startswith(_BALLAST):
             raise HealError(f"{ballast} is not called as what fills a disk: left alone")
         if disk is not None and not disk.name.startswith(small_disk.NAME_PREFIX):
             raise HealError(f"{disk.name!r} is no name of a disk of ours: left alone")
         returned: list[str] = []
         try:
+            if disk is not None and disk.is_layer:
+                # First: what the job writes from now on must not go to a layer that ends.
+                small_disk.uncover(disk)
             _remove(ballast)
             if disk is not None:
                 returned = small_disk.take_away(disk)
-            refusal = _refusal_of(ballast.parent)
+            refusal = _refusal_of(folder)
         except OSError as error:
-            raise HealError(f"cannot free the disk of {ballast.parent}: {error.strerror} ({error.filename})") from error
+            raise HealError(f"cannot free the disk of {folder}: {error.strerror} ({error.filename})") from error
         if refusal == errno.ENOSPC:
-            raise HealError(f"the disk of {ballast.parent} is still full, though nothing of ours is on it any more")
-        return {"undone": "a write of 1 byte succeeds again", "folder": str(ballast.parent), "returned": returned}
+            raise HealError(f"the disk of {folder} is still full, though nothing of ours is on it any more")
+        return {"undone": "a write of 1 byte succeeds again", "folder": str(folder), "returned": returned}
 
-    def _is_of_the_disk(self, told: CheckpointFailed) -> bool:
-        return not told.was_skipped and (told.errno == errno.ENOSPC or (told.step or 0) > self._last_step)
+    def why_unseen(self, act: Act, context: FaultContext) -> str | None:
+        """Say where the script saved instead, or that it did not."""
+        if not context.has_foreign_checkpoints:
+            return None
+        folder = FullDiskRecord.from_json(act.undo_record).folder
+        since = [one for one in context.watch.saves if (one.step or 0) > self._last_step]
+        if not since:
+            return f"no save was seen after step {self._last_step}, when it was full"
+        if elsewhere := [one for one in observed_folders(since) if not is_within(one, folder)]:
+            return f"the script saved in {elsewhere[0]}: write {FOLDER_OPTION} {elsewhere[0]}"
+        return f"the checkpoint of step {since[0].step} was saved in it"
+
+    def _is_of_the_disk(self, failed: CheckpointFailed, folder: Path) -> bool:
+        if failed.was_skipped or (failed.path is not None and not is_within(Path(failed.path), folder)):
+            return False
+        # What failed of something else is not of the disk; many exceptions do not say of what (torch.save, 2.13).
+        return failed.errno == errno.ENOSPC or (failed.errno is None and (failed.step or 0) > self._last_step)
+
+    def _names_folder(self, failed: CheckpointFailed, folder: Path) -> bool:
+        return (failed.errno == errno.ENOSPC or failed.path is not None) and self._is_of_the_disk(failed, folder)
 
     def _is_small(self, folder: Path | None, run_folder: Path | None = None) -> bool:
         """Whether `folder` is on a filesystem that is small, and not one that the machine or the run lives on."""
@@ -265,12 +298,12 @@ class FillDisk(Fault[FillParameters]):
     def _limit_bytes(self, record: FullDiskRecord) -> int:
         return self.parameters.size if record.disk is not None else self.parameters.max_filesystem
 
-    def _violation(self, folder: Path | str) -> str:
+    def _violation(self, folder: Path | str, naming: str) -> str:
         bound = bytes_text(self.parameters.max_filesystem)
         return (
             f"{folder} is on no filesystem of its own of at most {bound}, and to put a small one over it takes the "
-            "right to mount: run as root, or make one (mount -t tmpfs -o size=64m tmpfs FOLDER) and name it in "
-            "job: {checkpoint: {folder: FOLDER}}"
+            "right to mount: run as root, or make one (mount -t tmpfs -o size=64m tmpfs FOLDER) and name it with "
+            f"{naming}"
         )
 
 
@@ -290,6 +323,34 @@ def _fill(ballast: Path, limit_bytes: int) -> None:
                 chunk_bytes //= 2
             else:
                 written += chunk_bytes
+
+
+def _refuse_more_than_checkpoints(folder: Path, context: FaultContext) -> None:
+    """Refuse to put a disk over a folder that holds more than checkpoints, or in which ranks of the script work.
+
+    A process that is in the folder already does not see what is mounted over it.
+
+    Raises:
+        InjectionError: it is such a folder.
+    """
+    cure = "let the script save in a folder of its own, such as checkpoints/"
+    for rank, place in _working_folders(context):
+        if place.is_relative_to(folder):
+            raise InjectionError(
+                f"the script saves in {folder}, and rank {rank} works in it, so that it would not see a small disk "
+                f"over it: {cure}",
+                code="working_folder",
+            )
+    if folder in wide_folders(context.run_folder):
+        raise InjectionError(f"{folder}, where the script saves, holds more than checkpoints: {cure}", code="wide")
+
+
+def _working_folders(context: FaultContext) -> Iterator[tuple[int, Path]]:
+    """(rank, its working folder) of the ranks whose it is known."""
+    ranks = () if context.cluster is None else tuple(range(context.cluster.num_ranks))
+    for owned in context.processes.rank_processes(ranks) if ranks else ():
+        with suppress(OSError):
+            yield owned.rank or 0, Path(f"/proc/{owned.process.pid}/cwd").readlink()
 
 
 def _remove(ballast: Path) -> None:

@@ -1,17 +1,20 @@
 """A small disk that is really mounted and really full; and that no other one is ever filled."""
 
 import asyncio
+import errno
 import json
 import os
 import shutil
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from chaos.errors import EffectNotSeen, HealError, InjectionError, TargetNotFound, UsageError
-from chaos.faults.base import FaultContext, RunContext
+from chaos.errors import EffectNotSeen, HealError, InjectionError, TargetNotFound, UsageError, in_terms
+from chaos.experiment.terms import TERMS
+from chaos.faults.base import FaultContext, OwnedProcess, RunContext
 from chaos.faults.storage.disk import FillDisk, FillParameters
 from chaos.faults.watch import Watch
 from chaos.host import small_disk
@@ -19,6 +22,7 @@ from chaos.spec.quantities import bytes_text
 from chaos.spec.target import ResolvedTarget
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.process import ProcessId
 from tests.chaos.faults.storage.test_checkpoint import content, save
 from tests.chaos.faults.storage.test_checkpoint import create as create_damage
 
@@ -292,3 +296,137 @@ def test_a_checkpoint_that_was_damaged_on_the_full_disk_is_whole_when_both_are_u
     assert "whole" in damage.undo(as_read(act))["undone"]
     assert content(context.checkpoint_folder) == before
     assert not list(context.run_folder.iterdir())
+
+
+# ---- over the folder of a script ----
+
+
+@pytest.fixture
+def script(tmp_path):
+    """A script that saves over its last checkpoint, in a folder that nobody named."""
+    (tmp_path / "out, its").mkdir()
+    (tmp_path / "run").mkdir()
+    checkpoint = tmp_path / "out, its" / "ckpt.pt"
+    checkpoint.write_bytes(b"old" * MEGABYTE)
+    watch = Watch()
+    watch.feed(script_saved(20, checkpoint))
+    processes = SimpleNamespace(rank_processes=lambda ranks: ())
+    context = FaultContext(
+        processes=processes, inside=None, watch=watch, run_folder=tmp_path / "run", has_foreign_checkpoints=True
+    )
+    yield context, checkpoint
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        assert str(tmp_path.name) not in line, "left mounted"
+    assert not list(context.run_folder.iterdir())
+
+
+def script_saved(step, path):
+    fields = {"saved": [[str(path), 1, 2]], "blocking_seconds": 0.1}
+    return Event("checkpoint_written", "rank", 0.0, 0.0, 1, step=step, rank=0, fields=fields)
+
+
+def script_failed(path, *, number=None, step=40):
+    fields = {"reason": "RuntimeError: unexpected pos", "errno": number, "path": str(path)}
+    return Event("checkpoint_failed", "rank", 0.0, 0.0, 1, step=step, rank=0, fields=fields)
+
+
+LATER_STEP = replace(STEP, step=41)
+
+
+@needs_mounts
+def test_a_script_cannot_save_over_its_old_checkpoint_which_is_there_afterwards(script):
+    context, checkpoint = script
+    before = checkpoint.stat()
+    # Smaller than what is in the folder: that takes no room.
+    fault = create()
+    act = fault.prepare(ResolvedTarget(), context)
+    run(fault.apply(act, context))
+    try:
+        assert checkpoint.read_bytes() == b"old" * MEGABYTE
+        for path in (checkpoint, checkpoint.with_suffix(".new")):
+            with pytest.raises(OSError, match="No space left"):
+                path.write_bytes(b"new" * MEGABYTE)
+        evidence = asyncio.run(live(context, fault, act, script_failed(checkpoint), LATER_STEP))
+        assert evidence["checkpoint_failed"] == {"step": 40, "rank": 0, "reason": "RuntimeError: unexpected pos"}
+    finally:
+        fault.undo(as_read(act))
+    assert checkpoint.read_bytes() == b"old" * MEGABYTE
+    after = checkpoint.stat()
+    assert (after.st_ino, after.st_mode, after.st_mtime_ns) == (before.st_ino, before.st_mode, before.st_mtime_ns)
+    assert [entry.name for entry in checkpoint.parent.iterdir()] == ["ckpt.pt"]
+    checkpoint.with_suffix(".new").write_bytes(b"new")
+    assert fault.undo(as_read(act))["undone"]
+
+
+@needs_mounts
+@pytest.mark.parametrize(
+    ("failed", "is_seen"),
+    [
+        ({}, True),
+        ({"number": errno.ENOSPC}, True),
+        ({"number": errno.EACCES}, False),
+        ({"path": "/elsewhere/ckpt.pt", "number": errno.ENOSPC}, False),
+    ],
+    ids=["no errno", "disk full", "no permission", "in another folder"],
+)
+def test_a_failed_save_is_the_faults_where_it_is_of_this_folder_and_of_its_disk(script, failed, is_seen):
+    context, checkpoint = script
+    fault = create()
+    act = fault.prepare(ResolvedTarget(), context)
+    run(fault.apply(act, context))
+    event = script_failed(**{"path": checkpoint, **failed})
+    try:
+        if is_seen:
+            assert asyncio.run(live(context, fault, act, event, LATER_STEP))["step_committed_after"] == 41
+        else:
+            with pytest.raises(EffectNotSeen, match="the disk is full, but"):
+                asyncio.run(live(context, fault, act, event, LATER_STEP, timeout_seconds=0.2))
+    finally:
+        fault.undo(as_read(act))
+
+
+@needs_mounts
+def test_why_no_save_of_a_script_failed(script, tmp_path):
+    context, checkpoint = script
+    context.watch.feed(replace(STEP, step=25))
+    fault = create()
+    act = fault.prepare(ResolvedTarget(), context)
+    run(fault.apply(act, context))
+    try:
+        assert fault.why_unseen(act, context) == "no save was seen after step 25, when it was full"
+        context.watch.feed(script_saved(40, tmp_path / "other/a.pt"))
+        advised = f"the script saved in {tmp_path / 'other'}: write --checkpoint-folder {tmp_path / 'other'}"
+        assert fault.why_unseen(act, context) == advised
+    finally:
+        fault.undo(as_read(act))
+    (tmp_path / "other").mkdir()
+    named = create().prepare(ResolvedTarget(), replace(context, checkpoint_folder=tmp_path / "other"))
+    assert named.undo_record["disk"]["folder"] == str(tmp_path / "other")
+
+
+@needs_mounts
+def test_over_the_folder_that_a_rank_works_in_no_disk_is_put(script):
+    context, checkpoint = script
+    # This process, which is in a folder of the machine, for a rank.
+    rank = OwnedProcess("rank", ProcessId.of(os.getpid()), rank=3)
+    processes = SimpleNamespace(rank_processes=lambda ranks: (rank,))
+    context = replace(context, processes=processes, cluster=CLUSTER, checkpoint_folder=Path.cwd())
+    with pytest.raises(
+        InjectionError, match=r"rank 3 works in it.*let the script save in a folder of its own"
+    ) as refused:
+        create().prepare(ResolvedTarget(), context)
+    assert refused.value.code == "working_folder"
+    with pytest.raises(InjectionError, match="holds more than checkpoints"):
+        create().prepare(ResolvedTarget(), replace(context, checkpoint_folder=context.run_folder.parent, cluster=None))
+
+
+def test_without_the_right_to_mount_a_script_is_advised_the_option_that_is_then_accepted(tmp_path, monkeypatch):
+    monkeypatch.setattr(small_disk, "may_mount", lambda: False)
+    with pytest.raises(UsageError) as refused:
+        create().check(ResolvedTarget(), RunContext(CLUSTER, is_command=True))
+    text = in_terms(refused.value.message, TERMS.get)
+    assert text.startswith("the folder that the script saves in is on no filesystem of its own")
+    assert text.endswith("name it with --checkpoint-folder FOLDER")
+    fault = create()
+    monkeypatch.setattr(fault, "_is_small", lambda folder, *_: folder == tmp_path)
+    fault.check(ResolvedTarget(), RunContext(CLUSTER, tmp_path, is_command=True))
