@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from chaos.commands.shared.options import JSON_OPTION, FileToWrite
-from chaos.commands.shared.output import echo, print_json, print_text
+from chaos.commands.shared.output import print_as_is, print_json, print_text
 from chaos.errors import EnvironmentFailure, UsageError, nearest
 from chaos.user_files import write_output
 
@@ -56,6 +56,7 @@ def calibrate(
     embedding and the head is enough.
     """
     from chaos.experiment.device import LinkSpec
+    from harness.live.working import Working
     from mecefo_runtime.job.config import PRESETS, ApproximationConfig, JobConfig
     from mecefo_runtime.system.devices import DeviceError, require_device
 
@@ -85,11 +86,12 @@ def calibrate(
         require_device(job.device)
     except DeviceError as error:
         raise EnvironmentFailure(str(error)) from None
-    echo(f"measuring a layer of {model}, 16 rounds of each kind")
-    from mecefo_runtime.training.device_table import measure_device
+    with Working(f"measuring {model}") as progress:
+        progress("import of torch")
+        from mecefo_runtime.training.device_table import measure_device
 
-    today = datetime.now(UTC).date().isoformat()
-    table = measure_device(job, name=name or out.stem, model=model, links=links, date=today)
+        today = datetime.now(UTC).date().isoformat()
+        table = measure_device(job, name=name or out.stem, model=model, links=links, date=today, progress=progress)
     try:
         write_output(out, table.to_text())
     except OSError as error:
@@ -97,11 +99,12 @@ def calibrate(
     if as_json:
         print_json(table.to_dict())
     else:
-        print_text(_told(table, out))
+        print_text(_told(table))
+        print_as_is(f"chaos run kill-process --at step=30 --device-model {out}")
     return 0
 
 
-def _told(table: DeviceModel, path: Path) -> str:
+def _told(table: DeviceModel) -> str:
     costs = table.costs
     milliseconds = {
         "a layer, both passes": costs.layer_seconds,
@@ -115,4 +118,4 @@ def _told(table: DeviceModel, path: Path) -> str:
     lines = [f"{table.model} on {table.device}, microbatches of {shape}:"]
     lines += [f"  {what:<28} {1000 * seconds:10.3f} ms" for what, seconds in milliseconds.items()]
     lines.append(f"  {'state moves at':<28} {costs.transfer_bytes_per_second / 1e9:10.3f} GB/s")
-    return "\n".join([*lines, f"chaos run kill-process --at step=30 --device-model {path}"])
+    return "\n".join(lines)

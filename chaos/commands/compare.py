@@ -16,7 +16,7 @@ from chaos.commands.shared import completing
 from chaos.commands.shared.experiment_options import experiment_options
 from chaos.commands.shared.grouped import GroupedCommand, option
 from chaos.commands.shared.options import JSON_OPTION, OUT_OPTION, FileToWrite
-from chaos.commands.shared.output import echo, is_for_github, print_json, print_text
+from chaos.commands.shared.output import echo, is_for_github, print_as_is, print_json
 from chaos.commands.shared.said import read_experiment
 from chaos.errors import UsageError, nearest, shown
 
@@ -207,7 +207,7 @@ def compare_with_baseline(
     else:
         from harness.comparison.text import against_lines
 
-        print_text("\n".join(against_lines(against, reference, baseline)))
+        print_as_is("\n".join(against_lines(against, reference, baseline)))
     return against.verdict.exit_code
 
 
@@ -256,9 +256,9 @@ def _report(found: RunSet, verdict: SetVerdict, folder: Path, as_json: bool, aga
         print_json(document | ({} if against is None else {"against_baseline": against.to_dict()}))
     else:
         unicode = (sys.stdout.encoding or "").lower().startswith("utf")
-        print_text("\n".join(set_lines(found, verdict, folder, unicode=unicode)))
+        print_as_is("\n".join(set_lines(found, verdict, folder, unicode=unicode)))
         if against is not None:
-            print_text("\n" + "\n".join(against_lines(against, "this", "the baseline")))
+            print_as_is("\n" + "\n".join(against_lines(against, "this", "the baseline")))
     return worst([verdict.exit_code, *([] if against is None else [against.verdict.exit_code])])
 
 

@@ -15,7 +15,7 @@ from click.shell_completion import (
     add_completion_class,
 )
 
-from chaos.commands.shared.output import print_text
+from chaos.commands.shared.output import print_as_is
 
 _PROGRAM = "chaos"
 _VARIABLE = "_CHAOS_COMPLETE"
@@ -90,5 +90,5 @@ fish: chaos completion fish > ~/.config/fish/completions/chaos.fish
 @click.pass_context
 def completion(context: click.Context, shell: str) -> int:
     """Print the script that completes command lines in SHELL."""
-    print_text(_SHELLS[shell](context.find_root().command, {}, _PROGRAM, _VARIABLE).source())
+    print_as_is(_SHELLS[shell](context.find_root().command, {}, _PROGRAM, _VARIABLE).source())
     return 0

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,13 +11,13 @@ import click
 from chaos.commands.shared.options import JSON_OPTION, OUT_OPTION
 from chaos.commands.shared.output import print_json, print_text, standard_output
 from chaos.errors import EnvironmentFailure
+from chaos.host.terminal import text_columns, wrap
 from chaos.plain_text import plain
 
 if TYPE_CHECKING:
     from harness.backends.finding import Backend, Finding
 
 _COLOURS = {"ok": "green", "missing": "yellow", "wrong": "red"}
-_MAX_COLUMNS = 120
 _OUTCOME_COLUMNS = 9
 _NAME_COLUMNS = 23
 
@@ -43,8 +42,9 @@ def doctor(backend: Backend, image: str | None, out: Path, as_json: bool) -> int
     from harness.backends.docker.image import DEFAULT_IMAGE
     from harness.doctor.examine import examine
 
-    findings = []
-    for finding in examine(out, image or DEFAULT_IMAGE):
+    findings: list[Finding] = []
+    checks = examine(out, image or DEFAULT_IMAGE)
+    while (finding := _next(checks, len(findings))) is not None:
         findings.append(finding)
         if not as_json:
             with standard_output():
@@ -58,26 +58,28 @@ def doctor(backend: Backend, image: str | None, out: Path, as_json: bool) -> int
     return EnvironmentFailure.exit_code if stopping else 0
 
 
+def _next(checks: Iterator[Finding], num_done: int) -> Finding | None:
+    """The next finding; the check may take longer than a user waits without a sign."""
+    from harness.live.working import Working
+
+    with Working("doctor") as progress:
+        progress(f"check {num_done + 1}")
+        return next(checks, None)
+
+
 def _told(finding: Finding) -> str:
-    columns = min(shutil.get_terminal_size().columns, _MAX_COLUMNS)
-    indent = " " * (_OUTCOME_COLUMNS + _NAME_COLUMNS)
-    outcome = click.style(f"{finding.outcome:<{_OUTCOME_COLUMNS}}", fg=_COLOURS[finding.outcome])
+    width = text_columns()
+    hanging = _OUTCOME_COLUMNS + _NAME_COLUMNS
     lines = [plain(finding.found)]
     if finding.outcome != "ok":
         lines += [f"for: {plain(finding.purpose)}", f"do:  {plain(finding.remedy)}"]
     wrapped = [
-        part
-        for line in lines
-        # A path or a command may be longer than the line: it is to be copied whole.
-        for part in textwrap.wrap(
-            line,
-            max(columns - len(indent), 30),
-            break_long_words=False,
-            break_on_hyphens=False,
-            subsequent_indent="     " if line is not lines[0] else "",
-        )
+        part[hanging:]
+        for number, line in enumerate(lines)
+        for part in wrap(" " * hanging + line, width, hanging + (5 if number else 0))
     ]
-    return f"{outcome}{finding.name:<{_NAME_COLUMNS}}" + f"\n{indent}".join(wrapped)
+    outcome = click.style(f"{finding.outcome:<{_OUTCOME_COLUMNS}}", fg=_COLOURS[finding.outcome])
+    return f"{outcome}{finding.name:<{_NAME_COLUMNS}}" + f"\n{' ' * hanging}".join(wrapped)
 
 
 def _conclusion(backend: Backend, findings: list[Finding]) -> str:

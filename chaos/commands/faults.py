@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
-import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +9,15 @@ import click
 
 from chaos.commands.shared import completing
 from chaos.commands.shared.options import JSON_OPTION
-from chaos.commands.shared.output import echo, print_json, print_text
+from chaos.commands.shared.output import echo, print_as_is, print_json, print_text
 from chaos.errors import UsageError, nearest, shown
+from chaos.host.terminal import beside, text_columns
 
 if TYPE_CHECKING:
     from chaos.faults.base import Fault
 
-_MAX_WIDTH = 100
+# The table has a line for each fault in so many columns; in fewer, two.
+_TABLE_COLUMNS = 80
 # Folder of `chaos.faults` -> heading of the table.
 _FAMILIES = {
     "process": "Processes and nodes",
@@ -60,13 +59,19 @@ def faults(kind: str | None, as_json: bool) -> int:
     if as_json:
         print_json(rows)
         return 0
-    print_text(_table(known) if kind is None else _text(rows[0], _width()))
+    if kind is None:
+        print_as_is(_table(known, text_columns()))
+    else:
+        print_text(_text(rows[0]))
     return 0
 
 
-def _table(known: Mapping[str, type[Fault[Any]]]) -> str:
-    """All kinds by family, a line each, in 80 columns wherever it is printed."""
-    lines = [f"  {'KIND':<25}{'FIDELITY':<11}{'NEEDS':<13}WHAT IT DOES"]
+def _table(known: Mapping[str, type[Fault[Any]]], width: int) -> str:
+    """All kinds by family: a line each in 80 columns or more, else two."""
+    is_narrow = width < _TABLE_COLUMNS
+    lines = [f"  {'KIND':<25}{'FIDELITY':<11}NEEDS", "    WHAT IT DOES"]
+    if not is_narrow:
+        lines = [f"  {'KIND':<25}{'FIDELITY':<11}{'NEEDS':<13}WHAT IT DOES"]
     families: dict[str, list[type[Fault[Any]]]] = {heading: [] for heading in (*_FAMILIES.values(), _PLUGINS)}
     for fault in known.values():
         *_, folder = fault.__module__.removeprefix("chaos.faults.").split(".")[:-1] or [""]
@@ -75,9 +80,11 @@ def _table(known: Mapping[str, type[Fault[Any]]]) -> str:
         lines += ["", heading] if members else []
         for fault in members:
             needs = ", ".join(dict.fromkeys(_NEEDS.get(need, (need, ""))[0] for need in _shown_needs(fault)))
-            lines.append(f"  {fault.kind:<25}{fault.fidelity:<11}{needs or '-':<13}{_brief(fault)}".rstrip())
+            head, brief = f"  {fault.kind:<25}{fault.fidelity:<11}{needs or '-':<13}", _brief(fault)
+            lines += [head.rstrip(), f"    {brief}"] if is_narrow else [f"{head}{brief}".rstrip()]
     used = dict.fromkeys(_NEEDS[need] for fault in known.values() for need in _shown_needs(fault) if need in _NEEDS)
-    lines += ["", "Needs:", *(f"  {word:<25}{meaning}" for word, meaning in used)]
+    lines += ["", "Needs:"]
+    lines += [line for word, meaning in used for line in beside(f"  {word}", meaning, 27, width)]
     return "\n".join([*lines, "", "`chaos faults KIND` shows one with its parameters."])
 
 
@@ -95,11 +102,6 @@ def _brief(fault: type[Fault[Any]]) -> str:
 
 def _summary(fault: type[Fault[Any]]) -> str:
     return (fault.__doc__ or "").strip().partition("\n")[0]
-
-
-def _width() -> int | None:
-    """Width of the terminal in cells; None without one: lines then stay whole, for tools that search them."""
-    return min(_MAX_WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
 
 
 def describe(fault: type[Fault[Any]]) -> dict[str, Any]:
@@ -156,7 +158,7 @@ def accepts(field: dict[str, Any]) -> str:
     return " ".join([str(field.get("type", "value")), *bounds])
 
 
-def _text(row: dict[str, Any], width: int | None) -> str:
+def _text(row: dict[str, Any]) -> str:
     needs = ", ".join(row["needs"]) or "nothing"
     lines = [
         row["kind"],
@@ -169,9 +171,7 @@ def _text(row: dict[str, Any], width: int | None) -> str:
         default = "required" if parameter["required"] else f"default {default_text(parameter['default'])}"
         about = f": {parameter['description']}" if parameter["description"] else ""
         lines.append(f"    {name} ({parameter['accepts']}; {default}){about}")
-    if width is None:
-        return "\n".join(lines)
-    return "\n".join(textwrap.fill(line, max(width, 20), subsequent_indent=" " * 6) for line in lines)
+    return "\n".join(lines)
 
 
 def default_text(value: object) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
 from chaos.commands.shared.options import JSON_OPTION, FileToWrite
-from chaos.commands.shared.output import print_json, print_text
+from chaos.commands.shared.output import print_as_is, print_json
 from chaos.errors import UsageError
+from chaos.host.terminal import columns
 
 _HELP = """Forecast the cost of failures for each recovery strategy, by simulation: no training job is started.
 
@@ -54,6 +54,7 @@ def forecast(
     """Forecast what failures will cost a job, under each strategy."""
     from harness.forecast.cluster_file import EXAMPLE, load
     from harness.forecast.study import study
+    from harness.live.working import Working
 
     if example:
         if file is not None:
@@ -63,22 +64,15 @@ def forecast(
     if file is None:
         raise UsageError("which cluster? `chaos forecast --example` prints a file to start from")
     question = load(file)
-    is_watched = sys.stderr.isatty()
-
-    def progress(what: str) -> None:
-        if is_watched:
-            click.echo(f"\r\x1b[Kforecast: {what}", nl=False, err=True)
-
-    found = study(
-        question,
-        hours=hours,
-        seed=seed,
-        num_replications=repeat,
-        with_sensitivities=sensitivity,
-        progress=progress,
-    )
-    if is_watched:
-        click.echo("\r\x1b[K", nl=False, err=True)
+    with Working("forecast") as progress:
+        found = study(
+            question,
+            hours=hours,
+            seed=seed,
+            num_replications=repeat,
+            with_sensitivities=sensitivity,
+            progress=progress,
+        )
     if page is not None:
         from harness.forecast.page import render
         from harness.store.files import write_whole
@@ -89,5 +83,5 @@ def forecast(
     else:
         from harness.forecast.text import to_text
 
-        print_text(to_text(found))
+        print_as_is(to_text(found, columns()))
     return 0

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from chaos.commands.shared import completing
 from chaos.commands.shared.options import JSON_OPTION
-from chaos.commands.shared.output import print_json, print_text
+from chaos.commands.shared.output import print_as_is, print_json, print_text
 from chaos.errors import UsageError
+from chaos.host.terminal import beside, text_columns, wrap
 
 if TYPE_CHECKING:
     from harness.judging.gates import Gate
@@ -40,7 +42,7 @@ def gates(expressions: tuple[str, ...], as_json: bool) -> int:
         print_json(rows) if as_json else print_text("\n".join(texts))
         return 0
     document = _vocabulary()
-    print_json(document) if as_json else print_text(_text(document))
+    print_json(document) if as_json else print_as_is("\n".join(_lines(document, text_columns())))
     return 0
 
 
@@ -114,16 +116,18 @@ def _metrics() -> list[dict[str, Any]]:
     ]
 
 
-def _text(document: dict[str, Any]) -> str:
-    lines = [document["grammar"], f"always checked: {', '.join(document['always'])}"]
+def _lines(document: dict[str, Any], width: int) -> Iterator[str]:
+    yield from wrap(document["grammar"], width)
+    yield from wrap(f"always checked: {', '.join(document['always'])}", width)
     for kind, heading in _HEADINGS.items():
-        lines += ["", heading]
+        yield ""
+        yield from wrap(heading, width)
         for metric in document["metrics"]:
             if metric["kind"] == kind:
                 mark = "*" if metric["abort_on_fail"] else " "
-                lines.append(f"{mark} {metric['name']:<36}{metric['about']}{_units(metric)}")
-    lines += ["", "* may have abort_on_fail, with < or <=: it is known to fail before the run has ended"]
-    return "\n".join(lines)
+                yield from beside(f"{mark} {metric['name']}", f"{metric['about']}{_units(metric)}", 38, width)
+    yield ""
+    yield from wrap("* may have abort_on_fail, with < or <=: it is known to fail before the run has ended", width)
 
 
 def _units(row: dict[str, Any]) -> str:

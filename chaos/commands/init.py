@@ -13,7 +13,7 @@ import click
 from chaos.commands.shared.experiment_options import CommandOfAJob, experiment_options
 from chaos.commands.shared.grouped import option
 from chaos.commands.shared.options import OUTPUT
-from chaos.commands.shared.output import echo, print_text
+from chaos.commands.shared.output import echo, print_as_is
 from chaos.errors import EnvironmentFailure, UsageError, shown
 from chaos.user_files import write_output
 
@@ -45,7 +45,7 @@ def init(subject: str | None, output: str | None, force: bool, **options: Any) -
     path = _path(output, subject, force)
     text = _text(subject, given, path)
     if path is None:
-        print_text(text.rstrip("\n"))
+        print_as_is(text.rstrip("\n"))
         return 0
     _write(path, text, force)
     echo(f"{path} written. Check it with `chaos validate {path}`, run it with `chaos run {path}`")

@@ -173,6 +173,7 @@ def _mecefo(
     is_anew: bool,
     convergence: Path | None,
 ) -> _View:
+    from harness.live.working import Working
     from harness.papers.mecefo.check import check
     from harness.papers.mecefo.forecasts import compute_forecasts, shipped_forecasts
     from harness.papers.mecefo.page import render
@@ -191,12 +192,15 @@ def _mecefo(
         measure(_NUM_UNDILATED_SEEDS, results, sys.stderr)
     own = read_results(results)
     num_cores = len(os.sched_getaffinity(0))
-    forecasts = compute_forecasts(num_cores, _say) if is_anew else shipped_forecasts()
-    found = check(merged(own, shipped_results()), forecasts, perplexity, read_undilated(results))
+    with Working("paper mecefo") as progress:
+        forecasts = compute_forecasts(num_cores, progress) if is_anew else shipped_forecasts()
+        progress("verdicts")
+        found = check(merged(own, shipped_results()), forecasts, perplexity, read_undilated(results))
     return _View(check_text(found), found.to_dict(), lambda: render(found), found.exit_code)
 
 
 def _reft(results: Path, draws: int | None, runs: int | None, seed: int, saving: Path | None) -> _View:
+    from harness.live.working import Working
     from harness.papers.reft.check import check
     from harness.papers.reft.page import render
     from harness.papers.reft.real.measured import measure_draws, measure_runs, read_measured
@@ -210,11 +214,13 @@ def _reft(results: Path, draws: int | None, runs: int | None, seed: int, saving:
         measure_draws(draws, seed, results, sys.stderr)
     if runs is not None:
         measure_runs(runs, _NUM_RUNS_OF_NODES, seed, results, sys.stderr)
-    found = check(read_measured(results), saved, seed)
+    with Working("paper reft") as progress:
+        found = check(read_measured(results), saved, seed, progress=progress)
     return _View(check_text(found), found.to_dict(), lambda: render(found), found.exit_code)
 
 
 def _spare(results: Path, seed: int, simulate: int | None, rows: tuple[str, ...], assumed: tuple[str, ...]) -> _View:
+    from harness.live.working import Working
     from harness.papers.spare.check import check
     from harness.papers.spare.page import render
     from harness.papers.spare.simulated import read_simulated, simulate_all
@@ -227,19 +233,23 @@ def _spare(results: Path, seed: int, simulate: int | None, rows: tuple[str, ...]
     # What is in the folder is looked at before work begins.
     read_simulated(results)
     if simulate is not None:
-        simulate_all(simulate, results, len(os.sched_getaffinity(0)), _say)
-    found = check(read_simulated(results), seed)
+        with Working("simulating") as progress:
+            simulate_all(simulate, results, len(os.sched_getaffinity(0)), progress)
+    with Working("paper spare") as progress:
+        found = check(read_simulated(results), seed, progress=progress)
     return _View(check_text(found), found.to_dict(), lambda: render(found), found.exit_code)
 
 
 def _simulated_rows(rows: tuple[str, ...], assumed: tuple[str, ...], num_seeds: int) -> _View:
     from dataclasses import asdict
 
+    from harness.live.working import Working
     from harness.papers.spare.simulated import parse_row, simulate_rows
     from harness.papers.spare.text import rows_text
 
     wanted = [parse_row(row, assumed) for row in rows]
-    found = simulate_rows(wanted, num_seeds, len(os.sched_getaffinity(0)), _say)
+    with Working("simulating") as progress:
+        found = simulate_rows(wanted, num_seeds, len(os.sched_getaffinity(0)), progress)
     document = [{**asdict(row), "outcomes": [asdict(one) for one in outcomes]} for row, outcomes in found.items()]
 
     def no_page() -> str:

@@ -47,6 +47,7 @@ def shrink(reference: str, out: Path, max_runs: int, output: Path | None) -> int
     from chaos.plan.replay import Recorded, explicit, explicit_faults
     from chaos.plan.shrink import BudgetSpent, Trials
     from harness.judging.failure import failure_of
+    from harness.live.working import Working
     from harness.run.execute import execute
     from harness.store.log import legible
 
@@ -62,7 +63,10 @@ def shrink(reference: str, out: Path, max_runs: int, output: Path | None) -> int
     echo(f"to be kept: {wanted}")
 
     def fails(values: Mapping[str, Any]) -> bool:
-        again, _ = execute(from_mapping(values), out, io.StringIO(), ratings=summary.ratings)
+        with Working("shrink") as progress:
+            # At most: it may be known sooner that nothing more can be left out.
+            progress(_in_short(values), trials.num_trials + 1, max_runs)
+            again, _ = execute(from_mapping(values), out, io.StringIO(), ratings=summary.ratings)
         if again.verdict == "halted" and wanted.verdict != "halted":
             raise KeyboardInterrupt
         is_same = wanted.is_like(failure_of(again))

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from chaos.commands.shared.options import JSON_OPTION
-from chaos.commands.shared.output import print_json, print_text
+from chaos.commands.shared.output import print_as_is, print_json
 from chaos.commands.shared.usage_errors import annotate
 from chaos.errors import UsageError
 
@@ -28,7 +28,7 @@ def validate(files: tuple[str, ...], as_json: bool) -> int:
         print_json([_document(path, *checked) for path, checked in found.items()])
     else:
         lines = [line for path, (contents, errors) in found.items() for line in _lines(path, contents, errors)]
-        print_text("\n".join(lines))
+        print_as_is("\n".join(lines))
     errors = [error for _, of_file in found.values() for error in of_file]
     annotate(errors)
     return UsageError.exit_code if errors else 0

@@ -18,6 +18,7 @@ from harness.comparison.sample import Kind, Run, RunSet, Sample, Status
 from harness.comparison.stored import machine_of, verdict_but_gates
 from harness.judging.stored import judge
 from harness.judging.summary import Summary
+from harness.live.working import Working
 from harness.run.execute import execute
 from harness.run.preparation import check
 from harness.store.files import write_whole
@@ -126,9 +127,11 @@ class Rounds:
             return not isinstance(error, HealError | EnvironmentFailure)
         self.summaries.append(summary)
         self._ratings = self._ratings or summary.ratings
-        _, events = judge(folder)
+        with Working(f"judging {folder}", stream):
+            _, events = judge(folder)
+            verdict = verdict_but_gates(folder)
         place = str(Path("..") / ".." / folder.relative_to(self._out))
-        runs.append(replace(Run.of(summary, place, number), verdict_but_gates=verdict_but_gates(folder)))
+        runs.append(replace(Run.of(summary, place, number), verdict_but_gates=verdict))
         self._machine = machine_of(events)
         self._drawn.setdefault(one.label, drawn_from(events))
         link = self.folder / f"{one.label}-{number}"

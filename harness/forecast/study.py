@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from math import inf, isfinite
 from typing import Any
@@ -17,6 +17,7 @@ from harness.forecast.forecast import (
 )
 from harness.forecast.model import Failures, Forecast, JobModel, Loss, Policy, Recovery, SampleWorth, Saving, with_costs
 from harness.forecast.simulation import Rates
+from harness.live.working import Progress, no_progress
 
 # Where nothing else is asked for: so many failures are seen, in so many hours at least and at most.
 _WANTED_FAILURES = 200
@@ -151,9 +152,9 @@ def study(
     seed: int = 0,
     num_replications: int = 5,
     with_sensitivities: bool = True,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Progress = no_progress,
 ) -> Study:
-    """Forecast every strategy of `question`; `progress` is told what is done.
+    """Forecast every strategy of `question`; `progress` takes what is being computed.
 
     Raises:
         ValueError: there is nothing to simulate.
@@ -176,8 +177,10 @@ def study(
 
     now = _Changed(job, failures, recovery, question.file.worth)
     answers: list[Answer] = []
-    for policy in question.policies:
-        progress(f"{policy}")
+    changes = list(_changes(now)) if with_sensitivities else []
+    num_parts = len(question.policies) + len(changes)
+    for number, policy in enumerate(question.policies):
+        progress(f"{policy}", number, num_parts)
         with_interval, best = recovery, None
         if question.wants_best_interval and recovery.checkpoint is not None:
             best = best_checkpoint_interval(
@@ -194,12 +197,12 @@ def study(
         answers.append(Answer(found, best.seconds if best else None, best.tried if best else ()))
     answers.sort(key=lambda answer: answer.forecast.time_to_loss_ratio(now.worth).median)
     sensitivities: list[Sensitivity] = []
-    if with_sensitivities:
+    if changes:
         best_two = [answer.forecast for answer in answers[:2]]
         # The first replication stands for all: the same failures before and after.
         base = best_two[0].outcome_time_to_loss(0, now.worth)
-        for name, factor, changed in _changes(now):
-            progress(f"{name} x {factor:g}")
+        for number, (name, factor, changed) in enumerate(changes, start=len(question.policies)):
+            progress(f"{name} x {factor:g}", number, num_parts)
             times: dict[Policy, float] = {}
             for told in best_two:
                 with_told = replace(

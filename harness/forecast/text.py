@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from harness.analysis.words import name_seconds
 from harness.forecast.cluster_schema import DEGRADED_SAMPLE_WORTH, DEGRADED_SAMPLE_WORTH_SOURCE
 from harness.forecast.model import Forecast, Policy
 from harness.forecast.study import Answer, Study, young_seconds
+from harness.report.text_table import Table, laid_out
 
 CAUSE_WORDS = {
     "degraded_speed": "slower steps",
@@ -40,14 +41,24 @@ def policy_words(policy: Policy) -> str:
     return str(policy)
 
 
-def to_text(study: Study) -> str:
-    """All of it: what was asked, a table, what to do, and what decides it."""
-    sections = ["\n".join(heading(study)), table(*table_cells(study))]
-    sections.append("\n".join(reading(study)))
+def to_text(study: Study, width: int = 80) -> str:
+    """All of it, within `width` cells: what was asked, a table, what decides the answer, and what to do."""
+    return "\n".join(laid_out(_parts(study), width))
+
+
+def _parts(study: Study) -> Iterator[str | Table]:
+    yield from heading(study)
+    yield ""
+    head, rows = table_cells(study)
+    yield Table(head, rows, left=(0, len(head) - 1))
+    yield ""
+    yield from reading(study)
+    yield ""
     if study.sensitivities:
-        sections.append(f"What decides the answer for {policy_words(study.best.policy)}\n{sensitivity_text(study)}")
-    sections.append(recommendation(study))
-    return "\n\n".join(sections)
+        yield f"What decides the answer for {policy_words(study.best.policy)}"
+        yield _sensitivity_table(study)
+        yield ""
+    yield recommendation(study)
 
 
 def table_cells(study: Study) -> tuple[Sequence[str], list[tuple[str, ...]]]:
@@ -172,7 +183,7 @@ def recommendation(study: Study) -> str:
     return f"{words}; next is {policy_words(others[0].policy)} with {_ratio(second.median)}."
 
 
-def sensitivity_text(study: Study) -> str:
+def _sensitivity_table(study: Study) -> Table:
     """The inputs, those that change most first."""
     by_input: dict[str, dict[float, str]] = {}
     for one in study.sensitivities:
@@ -181,19 +192,7 @@ def sensitivity_text(study: Study) -> str:
             words += f", {policy_words(one.best)} is better then"
         by_input.setdefault(one.input, {})[one.factor] = words
     rows = [(name, found.get(0.5, "-"), found.get(2.0, "-")) for name, found in by_input.items()]
-    return table(("time to loss, if this is", "halved", "doubled"), rows)
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned columns, the first to the left and the others to the right."""
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-
-    def line(cells: Sequence[str]) -> str:
-        first, *others = cells
-        numbers = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
-        return "  ".join([first.ljust(widths[0]), *numbers]).rstrip()
-
-    return "\n".join(line(cells) for cells in (header, *rows))
+    return Table(("time to loss, if this is", "halved", "doubled"), rows, left=range(3))
 
 
 def _percent(ratio: float) -> str:

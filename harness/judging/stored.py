@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,21 @@ from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.strict_json import loads
 
 
-def judge(folder: Path, gates: Sequence[str] | None = None) -> tuple[Summary, list[Event]]:
+def judge(
+    folder: Path, gates: Sequence[str] | None = None, progress: Callable[[str, int, int], None] = lambda *_: None
+) -> tuple[Summary, list[Event]]:
     """The summary of a run, and its events, from the log alone.
 
-    With `gates` these are judged in place of those that were asked for.
+    With `gates` these are judged in place of those that were asked for. `progress`: see `harness.live.working`.
 
     Raises:
         harness.store.log.LogError: there is no log to read.
     """
-    log, doubts = read_events(folder / EVENTS_FILE), list[str]()
+    doubts: list[str] = []
+    log = read_events(
+        folder / EVENTS_FILE, lambda done, of: progress("MB of the event log", done // 10**6, -(-of // 10**6))
+    )
+    progress("figures", 0, 0)
     summary = summarize(
         log.events,
         unreadable=log.unreadable,

@@ -26,6 +26,7 @@ from harness.exporter.job import JobExporter, exported
 from harness.judging.stored import judge
 from harness.judging.summary import Summary
 from harness.live.live import open_view
+from harness.live.working import Working
 from harness.network.machine import wants_networks
 from harness.report import html, junit
 from harness.run.conductor import Conductor
@@ -73,7 +74,10 @@ def execute(
             require_device(job.device)
     except DeviceError as error:
         raise EnvironmentFailure(str(error)) from error
-    engine = require_image(experiment.containers.image) if experiment.backend == "docker" else None
+    engine = None
+    if experiment.backend == "docker":
+        with Working(f"checking the image {experiment.containers.image}", stream):
+            engine = require_image(experiment.containers.image)
     try:
         folder = new_run_folder(out, experiment.name)
         (folder / EXPERIMENT_FILE).write_text(to_yaml(experiment), encoding="utf-8")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
@@ -17,6 +18,9 @@ from mecefo_runtime.system.events import Event
 
 # Of what stands in the fields of events that no run writes.
 BREAKDOWNS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
+_PROGRESS_LINES = 10_000
 
 
 class LogError(EnvironmentFailure):
@@ -44,15 +48,15 @@ class Log(NamedTuple):
     ends_in_a_line: bool = False
 
 
-def read_events(path: Path) -> Log:
-    """The events of a log; lines that are none are told, not fatal.
+def read_events(path: Path, progress: Callable[[int, int], None] = lambda done, of: None) -> Log:
+    """The events of a log; lines that are none are told, not fatal. `progress` takes the bytes read, and of how many.
 
     Raises:
         LogError: there is no file, it cannot be read, or no line of it is an event.
     """
     try:
         with open_regular(path) as file:
-            log = _kept(file)
+            log = _kept(file, progress)
     except FileNotFoundError as error:
         raise LogError(f"{path}: no such event log") from error
     except OSError as error:
@@ -66,7 +70,7 @@ def read_events(path: Path) -> Log:
 _last: tuple[bytes, Log] | None = None
 
 
-def _kept(file: BufferedReader) -> Log:
+def _kept(file: BufferedReader, progress: Callable[[int, int], None]) -> Log:
     """The log in `file`, with all that was made of it, if it is the one that was read last."""
     global _last
     digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).digest()
@@ -76,16 +80,19 @@ def _kept(file: BufferedReader) -> Log:
     _last = None
     file.seek(0)
     with without_collection():
-        log = _read(file)
+        log = _read(file, progress)
     _last = digest, log
     return log
 
 
-def _read(file: BufferedReader) -> Log:
+def _read(file: BufferedReader, progress: Callable[[int, int], None]) -> Log:
     events = EventLog()
+    num_bytes = os.fstat(file.fileno()).st_size
     unreadable: list[int] = []
     is_half = False
     for number, line in enumerate(bounded_lines(file), 1):
+        if number % _PROGRESS_LINES == 0:
+            progress(file.tell(), num_bytes)
         if line is not None and not line.strip():
             continue
         event = None if line is None else parse_line(line)

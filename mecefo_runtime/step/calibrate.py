@@ -32,13 +32,15 @@ PROBE_BYTES = 1 << 20
 _PROBE_TAG = 1 << 19
 
 
-def measure_costs(job: JobConfig, device: torch.device) -> Costs:
+def measure_costs(
+    job: JobConfig, device: torch.device, progress: Callable[[str, int, int], None] = lambda *_: None
+) -> Costs:
     """Measure forward, backward and optimizer of each kind of unit at the job's shapes: medians of a few rounds.
 
     Every round measures all kinds, so that a machine that becomes slower meanwhile affects all of them alike. Seconds
     are what a rank's compute takes: on a CPU this thread's CPU seconds times the job's dilation, on a GPU its own.
     How fast state moves is not known before there are groups (see `measure_transfer`): until then, as fast as this
-    rank copies it.
+    rank copies it. `progress` takes what is measured, and how many rounds of how many are done.
     """
     shape = (job.microbatch_size, job.sequence_length)
     generator = torch.Generator().manual_seed(job.seed)
@@ -73,7 +75,8 @@ def measure_costs(job: JobConfig, device: torch.device) -> Costs:
         ("layer_checksum_seconds",): [lambda: zlib.crc32(host_bytes(state))],
     }
     rounds: dict[str, list[float]] = {}
-    for _ in range(NUM_ROUNDS + 1):
+    for number in range(NUM_ROUNDS + 1):
+        progress("rounds of all layers", number, NUM_ROUNDS + 1)
         for names, run in parts.items():
             for name, taken in zip(names, time_parts(device, run), strict=True):
                 rounds.setdefault(name, []).append(taken)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 
@@ -24,13 +25,22 @@ _MEMORY_SHARE = 0.95
 _NUM_ROUND_TRIPS = 50
 
 
-def measure_device(job: JobConfig, *, name: str, model: str, links: Links | None, date: str) -> DeviceModel:
+def measure_device(
+    job: JobConfig,
+    *,
+    name: str,
+    model: str,
+    links: Links | None,
+    date: str,
+    progress: Callable[[str, int, int], None] = lambda *_: None,
+) -> DeviceModel:
     """The table of the device that this process computes on, for the preset `model` at the shapes of `job`.
 
-    `links` None: they are measured, between two ranks of this process.
+    `links` None: they are measured, between two ranks of this process. `progress`: see `measure_costs`.
     """
     basis = "links as they were stated"
     if links is None:
+        progress("link between two ranks", 0, 0)
         # Apart: gloo's threads are not all over when it is. And first: a process that has to do with CUDA cannot fork.
         bandwidth, latency = json.loads(run_apart(lambda: json.dumps(_measure_link())))
         links, basis = Links(Link(bandwidth, latency)), "links between two ranks of the machine, by gloo"
@@ -39,7 +49,7 @@ def measure_device(job: JobConfig, *, name: str, model: str, links: Links | None
     memory_bytes = None
     if device.type == "cuda":
         memory_bytes = int(_MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory)
-    measured = measure_costs(replace(job, rank_memory_bytes=memory_bytes), device)
+    measured = measure_costs(replace(job, rank_memory_bytes=memory_bytes), device, progress)
     bytes_per_second = links.between_nodes.bandwidth_bytes_per_second
     return DeviceModel(
         name=name,

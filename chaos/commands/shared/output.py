@@ -15,6 +15,7 @@ import click
 
 from chaos.errors import EnvironmentFailure
 from chaos.host.streams import GONE, drop
+from chaos.host.terminal import columns, text_columns, wrap_text
 from chaos.plain_text import plain
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def print_report(summary: Summary, folder: Path, as_json: bool, events: Any = No
 
     events = judge(folder)[1] if events is None else events
     with standard_output():
-        render(summary, events, ReportConsole(), folder=folder, environment=os.environ)
+        render(summary, events, ReportConsole(width=columns()), folder=folder, environment=os.environ)
 
 
 def tell_github(summary: Summary, folder: Path, asked: bool | None) -> None:
@@ -105,11 +106,16 @@ def is_for_github(asked: bool | None) -> bool:
 
 def print_json(document: Any) -> None:
     """One JSON document."""
-    print_text(json.dumps(document, indent=2))
+    print_as_is(json.dumps(document, indent=2))
 
 
 def print_text(text: str) -> None:
-    """A line or more of text, on standard output."""
+    """A line or more of prose, on standard output; what is too long for the terminal is wrapped."""
+    print_as_is(wrap_text(text, text_columns()))
+
+
+def print_as_is(text: str) -> None:
+    """What is laid out already, or is to be copied, or read by a program, on standard output."""
     with standard_output():
         echo(text, err=False)
 

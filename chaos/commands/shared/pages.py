@@ -21,11 +21,13 @@ def write_page(path: Path, folder: Path, summary: Summary, events: Sequence[Even
     Raises:
         EnvironmentFailure: it could not be written.
     """
+    from harness.live.working import Working
     from harness.report.html import page
     from harness.store.files import write_whole
 
-    text = page(summary, events, folder=folder, page_folder=path.absolute().parent, environment=os.environ)
-    write_whole(path, text)
+    with Working(f"writing {path}"):
+        text = page(summary, events, folder=folder, page_folder=path.absolute().parent, environment=os.environ)
+        write_whole(path, text)
 
 
 def write_pictures(into: Path, summary: Summary, events: Sequence[Event]) -> None:
@@ -34,6 +36,7 @@ def write_pictures(into: Path, summary: Summary, events: Sequence[Event]) -> Non
     Raises:
         EnvironmentFailure: they could not be written.
     """
+    from harness.live.working import Working
     from harness.report.pictures import PictureError, draw, write, write_png
 
     pictures = draw(summary, events)
@@ -45,8 +48,10 @@ def write_pictures(into: Path, summary: Summary, events: Sequence[Event]) -> Non
         echo("no pictures: the run committed no step")
         return
     try:
-        for file in files:
-            write_png(file)
+        with Working("drawing pictures") as progress:
+            for number, file in enumerate(files):
+                progress(file.name, number, len(files))
+                write_png(file)
     except PictureError as error:
         echo(f"{len(files)} pictures in {into}, as SVG only: {error}")
     else:

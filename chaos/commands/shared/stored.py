@@ -19,10 +19,11 @@ def read_run(out: Path, reference: str) -> tuple[Path, Summary, Sequence[Event]]
         EnvironmentFailure: it cannot be read.
     """
     from harness.judging.stored import judge
+    from harness.live.working import Working
     from harness.store.log import legible
     from harness.store.runs import find_run
 
     folder = find_run(out, reference)
-    with legible(folder):
-        summary, events = judge(folder)
+    with legible(folder), Working(f"judging {folder}") as progress:
+        summary, events = judge(folder, progress=progress)
     return folder, summary, events

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
+from harness.live.working import Working
 from harness.papers.mecefo.forecasts import SHIPPED_FILE, compute_forecasts
 
 if __name__ == "__main__":
-    found = compute_forecasts(len(os.sched_getaffinity(0)), lambda text: print(text, file=sys.stderr))
+    with Working("forecasts") as progress:
+        found = compute_forecasts(len(os.sched_getaffinity(0)), progress)
     Path(__file__).with_name(SHIPPED_FILE).write_text(found.to_text(), encoding="utf-8")

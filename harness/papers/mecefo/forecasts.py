@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from importlib.resources import files
@@ -11,6 +11,7 @@ from itertools import groupby
 from multiprocessing import get_context
 
 from harness.forecast.forecast import rates_of
+from harness.live.working import Progress, no_progress
 from harness.papers.mecefo.forecasted import Forecasted, averaged_drop, forecast_cell
 from harness.papers.mecefo.setting import METHODS, Cell, cells, job_of
 from mecefo_runtime.system.json_values import from_json, to_json
@@ -45,7 +46,7 @@ def shipped_forecasts() -> Forecasts:
     return from_json(Forecasts, json.loads(files(__package__).joinpath(SHIPPED_FILE).read_text(encoding="utf-8")))
 
 
-def compute_forecasts(num_processes: int, say: Callable[[str], None] = lambda text: None) -> Forecasts:
+def compute_forecasts(num_processes: int, progress: Progress = no_progress) -> Forecasts:
     """All of them, planned again."""
     groups = [list(group) for _, group in groupby(sorted(cells(), key=_planned_alike), key=_planned_alike)]
     found: dict[Cell, Forecasted] = {}
@@ -55,7 +56,7 @@ def compute_forecasts(num_processes: int, say: Callable[[str], None] = lambda te
         for number, (forecasts, drops) in enumerate(pool.map(_forecast_group, groups), start=1):
             found |= {one.cell: one for one in forecasts}
             averaged |= dict(drops)
-            say(f"forecast {number} of {len(groups)}")
+            progress("forecasts", number, len(groups))
     return Forecasts(tuple(found[cell] for cell in cells()), tuple(averaged.items()))
 
 

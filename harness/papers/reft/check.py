@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+from harness.live.working import Progress, no_progress
 from harness.papers.reft.claims import CORRELATED_RATIO, CORRELATED_SECONDS, NODE_MTBF_SECONDS, PAPER, SHAPE
 from harness.papers.reft.correlated import RackRow, StageRow, WindowRow, rack_rows, stage_rows, window_rows
 from harness.papers.reft.findings import OPEN, findings
@@ -87,10 +88,21 @@ def _odds_to_dict(odds: Odds) -> dict[str, Any]:
     return {**asdict(odds), **samples}
 
 
-def check(measured: Measured, saving: Saving | None, seed: int, num_draws: int = NUM_DRAWS) -> Check:
+def check(
+    measured: Measured,
+    saving: Saving | None,
+    seed: int,
+    num_draws: int = NUM_DRAWS,
+    progress: Progress = no_progress,
+) -> Check:
     """Hold what was measured, and what `seed` draws so often, against the closed form and what the paper claims."""
-    odds = (*small_odds(measured.draws, seed, num_draws), *large_odds(seed, num_draws))
+    progress("losses among eight nodes", 0, 4)
+    of_eight = small_odds(measured.draws, seed, num_draws)
+    progress("losses among 64 nodes", 1, 4)
+    odds = (*of_eight, *large_odds(seed, num_draws))
+    progress("closed forms", 2, 4)
     schemes = scheme_rows()
+    progress("weak points and verdicts", 3, 4)
     rungs = tuple(_rung_row(rung, measured.runs) for rung in RUNGS)
     seconds = {row.rung: row.recovery_seconds[0] for row in rungs if row.recovery_seconds is not None}
     return Check(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from harness.live.working import Progress, no_progress
 from harness.papers.spare.assumptions import Assumptions
 from harness.papers.spare.claims import PAPER
 from harness.papers.spare.endurance import NUM_CONTROLLED, NUM_DRAWS, Endurance, Errors, endurances, errors
@@ -59,9 +60,16 @@ class Check:
         }
 
 
-def check(simulated: Simulated, seed: int, num_draws: int = NUM_DRAWS, num_controlled: int = NUM_CONTROLLED) -> Check:
+def check(
+    simulated: Simulated,
+    seed: int,
+    num_draws: int = NUM_DRAWS,
+    num_controlled: int = NUM_CONTROLLED,
+    progress: Progress = no_progress,
+) -> Check:
     """Hold what was simulated, and what `seed` draws so often, against the closed forms and what the paper claims."""
-    cases = endurances(seed, num_draws, num_controlled)
+    cases = endurances(seed, num_draws, num_controlled, progress)
+    progress("verdicts")
     off = errors(cases)
     rows, points, sensitive = claim_rows(simulated), curve(simulated), sensitivities(simulated)
     gates = gates_of(off, rows)

@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.live.working import Progress, no_progress
 from harness.papers.spare.claims import SIZES
 from harness.papers.spare.closed_forms import endured, mean_depth
 from mecefo_runtime.stacks.placement import Placement
@@ -51,16 +52,20 @@ class Endurance:
         return self.depth / (self.drawn_depth + self.excess_depth) - 1
 
 
-@cache
-def endurances(seed: int, num_draws: int = NUM_DRAWS, num_controlled: int = NUM_CONTROLLED) -> tuple[Endurance, ...]:
+def endurances(
+    seed: int, num_draws: int = NUM_DRAWS, num_controlled: int = NUM_CONTROLLED, progress: Progress = no_progress
+) -> tuple[Endurance, ...]:
     """For every number of copies that fits, of 200, 600 and 1,000 groups."""
-    return tuple(
-        endurance(num_groups, redundancy, seed, num_draws, num_controlled)
-        for num_groups in SIZES
-        for redundancy in range(2, largest_redundancy(num_groups) + 1)
-    )
+    cases = [(size, redundancy) for size in SIZES for redundancy in range(2, largest_redundancy(size) + 1)]
+    found = []
+    for number, (num_groups, redundancy) in enumerate(cases):
+        progress(f"orders of failures, N={num_groups} r={redundancy}", number, len(cases))
+        found.append(endurance(num_groups, redundancy, seed, num_draws, num_controlled))
+    return tuple(found)
 
 
+# What a seed draws is drawn once.
+@cache
 def endurance(num_groups: int, redundancy: int, seed: int, num_draws: int, num_controlled: int) -> Endurance:
     """Of one case."""
     placement = Placement.of(num_groups, redundancy)

@@ -17,6 +17,7 @@ from time import perf_counter
 
 from chaos.errors import EnvironmentFailure, UsageError, nearest, shown
 from chaos.user_files import read_regular
+from harness.live.working import Progress
 from harness.papers.origin import Origin
 from harness.papers.spare.assumptions import Assumptions
 from harness.papers.spare.claims import CLAIMS, SIZES, Scheme
@@ -125,13 +126,13 @@ def read_simulated(folder: Path) -> Simulated:
 
 
 def simulate_rows(
-    rows: Sequence[Row], num_seeds: int, num_processes: int, say: Callable[[str], None]
+    rows: Sequence[Row], num_seeds: int, num_processes: int, progress: Progress
 ) -> dict[Row, tuple[Outcome, ...]]:
     """So many seeds of each row."""
-    return _simulate(rows, num_seeds, num_processes, say, Simulated(), lambda found: None)
+    return _simulate(rows, num_seeds, num_processes, progress, Simulated(), lambda found: None)
 
 
-def simulate_all(num_seeds: int, folder: Path, num_processes: int, say: Callable[[str], None]) -> None:
+def simulate_all(num_seeds: int, folder: Path, num_processes: int, progress: Progress) -> None:
     """So many seeds of every row; what the folder has is not simulated again."""
     kept = _own(folder) or Simulated()
     origin = Origin.now(f"chaos paper spare --simulate {num_seeds}")
@@ -140,14 +141,14 @@ def simulate_all(num_seeds: int, folder: Path, num_processes: int, say: Callable
     def keep(found: dict[Row, tuple[Outcome, ...]]) -> None:
         _write(folder, Simulated(origin, tuple(found.items())))
 
-    _simulate(rows, num_seeds, num_processes, say, kept, keep)
+    _simulate(rows, num_seeds, num_processes, progress, kept, keep)
 
 
 def _simulate(
     rows: Sequence[Row],
     num_seeds: int,
     num_processes: int,
-    say: Callable[[str], None],
+    progress: Progress,
     kept: Simulated,
     keep: Callable[[dict[Row, tuple[Outcome, ...]]], None],
 ) -> dict[Row, tuple[Outcome, ...]]:
@@ -161,7 +162,7 @@ def _simulate(
                 row, seed = futures[future]
                 found[row][seed], seconds = future.result()
                 keep(_whole(found))
-                say(f"job {number} of {len(missing)}: {row_words(row)}, seed {seed}, simulated in {seconds:.1f} s")
+                progress(f"{row_words(row)}, seed {seed}, simulated in {seconds:.1f} s", number, len(missing))
         except BaseException:
             # Whoever stops it does not wait for all the others.
             pool.shutdown(wait=False, cancel_futures=True)

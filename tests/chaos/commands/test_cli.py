@@ -132,7 +132,7 @@ class TestPlan:
         arguments = ("plan", kind, "--at", "step=10", "--on", "rank=1", *parameters)
         code, out, _ = chaos(*arguments)
         assert code == 0
-        assert shown in out
+        assert shown.strip() in " ".join(out.split())
         (incident,) = json.loads(chaos(*arguments, "--json")[1])["incidents"]
         for key, value in (pair.split("=") for pair in parameters if "=" in pair):
             assert str(incident["parameters"][key]) in (value, f"{value}.0")
@@ -197,7 +197,7 @@ class TestOneDocument:
         lines = {line.split()[0]: line for line in out.splitlines() if line.startswith("  ")}
         for row in json.loads(chaos("faults", "--json")[1]):
             assert row["fidelity"] in lines[row["kind"]]
-            assert row["summary"] in chaos("faults", row["kind"])[1]
+            assert row["summary"] in " ".join(chaos("faults", row["kind"])[1].split())
         assert "..." not in out.replace("down, ...", "")
 
     def test_the_table_of_faults_fits_eighty_columns_wherever_it_goes(self, chaos, monkeypatch):

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.unit
 
 def told(capsys, *arguments, code=0):
     assert run_cli(["gates", *arguments]) == code
-    return "".join(capsys.readouterr())
+    return " ".join("".join(capsys.readouterr()).split())
 
 
 def test_a_metric_has_its_unit_its_meaning_and_an_example(capsys):

@@ -137,12 +137,16 @@ def test_rows_of_ones_own_are_simulated(capsys) -> None:
 def test_what_the_folder_has_is_not_simulated_again(tmp_path: Path, monkeypatch) -> None:
     rows = (Row("spare", 12, 2), Row("replication", 12, 2))
     monkeypatch.setattr("harness.papers.spare.simulated.wanted_rows", lambda: rows)
-    said: list[str] = []
-    simulate_all(1, tmp_path, 1, said.append)
+    done: list[int] = []
+
+    def progress(part: str, number: int = 0, of: int = 0) -> None:
+        done.append(number)
+
+    simulate_all(1, tmp_path, 1, progress)
     first = read_simulated(tmp_path)
-    assert [row for row, _ in first.outcomes] == list(rows) and len(said) == 2
-    simulate_all(1, tmp_path, 1, said.append)
-    assert len(said) == 2 and read_simulated(tmp_path).outcomes == first.outcomes
+    assert [row for row, _ in first.outcomes] == list(rows) and done == [1, 2]
+    simulate_all(1, tmp_path, 1, progress)
+    assert done == [1, 2] and read_simulated(tmp_path).outcomes == first.outcomes
 
 
 def test_rows_are_parsed() -> None:
