@@ -8,10 +8,10 @@ show no difference. Fewer than `MIN_RUNS` show no range. What was not measured i
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from harness.papers.verdicts import Verdict
+from harness.papers.verdicts import Figure, Verdict
 
 MIN_RUNS = 3
 UNDECIDED: Verdict = "cannot be decided here"
@@ -81,3 +81,34 @@ def within(figure: Measured | None, low: float, high: float) -> Verdict:
     if low <= figure.least and figure.greatest <= high:
         return "reproduced"
     return "not reproduced" if figure.greatest < low or figure.least > high else UNDECIDED
+
+
+def always(num_held: int, num_cases: int) -> Verdict:
+    """Whether something held in each of the cases; one case in which it did not is enough to refute it."""
+    if num_cases == 0:
+        return NOT_CHECKED
+    if num_held < num_cases:
+        return "not reproduced"
+    return "reproduced" if num_cases >= MIN_RUNS else UNDECIDED
+
+
+def every(verdicts: Iterable[Verdict]) -> Verdict:
+    """The verdict on a claim about several cells: reproduced in all of them, or not reproduced in one."""
+    found = set(verdicts)
+    if "not reproduced" in found:
+        return "not reproduced"
+    if not found or found == {NOT_CHECKED}:
+        return NOT_CHECKED
+    return "reproduced" if found == {"reproduced"} else UNDECIDED
+
+
+def passed_of(verdict: Verdict) -> bool | None:
+    """Return whether a gate with that verdict passes; None: it is undecided."""
+    return {"reproduced": True, "better than the paper": True, "not reproduced": False}.get(verdict)
+
+
+def figures_of(cells: Mapping[str, Measured | None]) -> tuple[Figure, ...]:
+    """The figures of the cells that were measured, by name."""
+    return tuple(
+        Figure(cell, one.median, one.least, one.greatest, one.n) for cell, one in cells.items() if one is not None
+    )

@@ -12,14 +12,27 @@ Verdict = Literal[
 
 
 @dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure from which a verdict is computed: the median, least and greatest of `n` values of one cell."""
+
+    cell: str
+    median: float
+    least: float
+    greatest: float
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
-    """A claim, what we find, and the verdict."""
+    """A claim, what we find, and the verdict. `rule` says how the verdict follows from the `figures`."""
 
     claim: str
     paper: str
     ours: str
     verdict: Verdict
     reason: str
+    rule: str = ""
+    figures: tuple[Figure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

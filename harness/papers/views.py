@@ -8,6 +8,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from harness.papers.rules import Measured
 from harness.papers.verdicts import Finding, Gate, Open, gate_word
 
 _REPORT = Path(__file__).parents[1] / "report"
@@ -38,10 +39,24 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int
         yield "  " + "  ".join(cells).rstrip()
 
 
+def measured_text(figure: Measured | None, form: str, factor: float = 1.0) -> str:
+    """The median, the range where there is one, and n; `factor` is of the unit that is shown."""
+    if figure is None:
+        return NOT_KNOWN
+    median, least, greatest = (format(value * factor, form) for value in (figure.median, figure.least, figure.greatest))
+    span = "" if least == greatest else f"{least} to {greatest}, "
+    return f"{median} ({span}n {figure.n})"
+
+
 def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
-    """What the paper claims beside what is found here."""
-    rows = [(one.claim, one.paper, one.ours, one.verdict) for one in findings]
-    return table(("claim", "paper", "here", "verdict"), rows, left=range(4))
+    """Each finding: the verdict, the claim, the figures of the paper and of this check, and the rule."""
+    for one in findings:
+        yield f"  {one.verdict}: {one.claim}"
+        yield f"    paper: {one.paper}"
+        yield f"    here: {one.ours}"
+        if one.rule:
+            yield f"    reproduced if {one.rule}"
+        yield f"    {one.reason}"
 
 
 def gate_line(gate: Gate) -> str:

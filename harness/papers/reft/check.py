@@ -12,7 +12,15 @@ from harness.papers.reft.claims import CORRELATED_RATIO, CORRELATED_SECONDS, NOD
 from harness.papers.reft.correlated import RackRow, StageRow, WindowRow, rack_rows, stage_rows, window_rows
 from harness.papers.reft.findings import OPEN, findings
 from harness.papers.reft.gates import gates_of
-from harness.papers.reft.odds import NUM_DRAWS, Odds, SchemeRow, large_odds, scheme_rows, small_odds
+from harness.papers.reft.odds import (
+    NUM_DRAWS,
+    Odds,
+    SchemeRow,
+    enumeration_difference,
+    large_odds,
+    scheme_rows,
+    small_odds,
+)
 from harness.papers.reft.real.measured import Measured
 from harness.papers.reft.real.rungs import RUNGS, WORDS, RungRun
 from harness.papers.reft.saving import Saving
@@ -115,7 +123,7 @@ def check(
         racks=rack_rows(),
         stages=stage_rows(),
         windows=window_rows(),
-        gates=gates_of(odds, measured.draws, measured.runs),
+        gates=gates_of(enumeration_difference(), odds, measured.draws, measured.runs),
         findings=findings(schemes, measured.draws, measured.runs, saving),
         measured=measured,
         saving=saving,

@@ -10,9 +10,16 @@ import numpy as np
 
 from harness.papers.reft.claims import SHAPE
 from harness.papers.reft.real.draws import TIME_RATIO, Draw, num_lost_at_once, sample_of
-from harness.papers.reft.sampling import Sample, enumerate_losses, sample_lifetimes, sample_losses
+from harness.papers.reft.sampling import (
+    Sample,
+    enumerate_losses,
+    likelihood_of_sum,
+    sample_lifetimes,
+    sample_losses,
+)
 from harness.papers.reft.schemes import MOST_LOST, NUM_NODES, SCHEMES, SMALL, TABLE, Scheme
 from harness.papers.reft.survival import after, borne, given_losses, node_survival, time_ratio_of
+from harness.papers.rules import Measured
 
 # Of the scale of a Weibull lifetime.
 TIME_RATIOS = (0.001, 0.01, 0.05)
@@ -45,7 +52,7 @@ class SchemeRow:
     """What a scheme takes and gives: the closed form for 1 to `MOST_LOST` nodes lost at once.
 
     `time_ratio` is after how many times eta the state has survived with 99%, without any repair; `parity_ratio` how
-    much parity the product's groups hold, of what they protect.
+    much parity the product's groups hold at most, of what they protect, and `parity` the same over the groups.
     """
 
     num_nodes: int
@@ -53,6 +60,7 @@ class SchemeRow:
     parity_ratio: float
     by_num_lost: tuple[float, ...]
     time_ratio: float
+    parity: Measured | None = None
 
 
 def small_odds(draws: Sequence[Draw], seed: int, num_draws: int = NUM_DRAWS) -> tuple[Odds, ...]:
@@ -102,13 +110,14 @@ def scheme_rows() -> tuple[SchemeRow, ...]:
 def _scheme_row(num_nodes: int, scheme: Scheme) -> SchemeRow:
     groups = scheme.groups(num_nodes)
     # Every member holds as many stripes of parity, and as many of its own.
-    parity_ratio = max(len(group.rows_of_parity(group.nodes[0])) / group.num_data for group in groups)
+    parity = [len(group.rows_of_parity(group.nodes[0])) / group.num_data for group in groups]
     return SchemeRow(
         num_nodes,
         scheme.name,
-        parity_ratio,
+        max(parity),
         tuple(float(given_losses(groups, num_lost)) for num_lost in range(1, MOST_LOST + 1)),
         time_ratio_of(groups, SHAPE, _LIKELY),
+        Measured.of(parity),
     )
 
 
@@ -124,7 +133,44 @@ def enumeration_difference() -> tuple[int, int]:
     return wrong, tried
 
 
-def least_likelihood(pairs: Sequence[tuple[Sample, float]]) -> float | None:
-    """How likely the least likely of these samples is, were the closed form true: for as many tests as there are."""
-    values = [sample.likelihood(closed) for sample, closed in pairs if sample.num_draws]
-    return min(1.0, min(values) * len(values)) if values else None
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """All real draws of one protection: how many survived, and how many the closed form expects."""
+
+    scheme: str
+    num_draws: int
+    num_survived: int
+    expected: float
+    likelihood: float
+
+
+def pooled_draws(odds: Sequence[Odds]) -> tuple[Pooled, ...]:
+    """For each protection, over all of its cells: a single cell has too few draws to show a difference."""
+    found = []
+    for scheme in dict.fromkeys(one.scheme for one in odds):
+        pairs = [
+            (one.lived, one.closed)
+            for one in odds
+            if one.scheme == scheme and one.lived is not None and one.lived.num_draws
+        ]
+        if pairs:
+            num_survived = sum(sample.num_survived for sample, _ in pairs)
+            found.append(
+                Pooled(
+                    scheme,
+                    sum(sample.num_draws for sample, _ in pairs),
+                    num_survived,
+                    sum(sample.num_draws * closed for sample, closed in pairs),
+                    likelihood_of_sum(pairs),
+                )
+            )
+    return tuple(found)
+
+
+def least_likely(odds: Sequence[Odds]) -> tuple[Odds, float] | None:
+    """The cell whose drawn sample is the least likely if the closed form is true, and that for as many tests."""
+    tested = [(one, one.drawn.likelihood(one.closed)) for one in odds if one.drawn is not None and one.drawn.num_draws]
+    if not tested:
+        return None
+    cell, value = min(tested, key=lambda pair: pair[1])
+    return cell, min(1.0, value * len(tested))

@@ -73,9 +73,17 @@ class Sample:
 
     def likelihood(self, probability: float) -> float:
         """Of numbers that are as unlikely as this one or more, were `probability` true (exact binomial test)."""
-        weights = [_binomial(self.num_draws, number, probability) for number in range(self.num_draws + 1)]
-        seen = weights[self.num_survived]
-        return min(1.0, sum(weight for weight in weights if weight <= seen * (1 + 1e-9)))
+        return likelihood_of_sum([(self, probability)])
+
+
+def likelihood_of_sum(pairs: Sequence[tuple[Sample, float]]) -> float:
+    """The exact binomial test of several samples together, each with the probability that is held to be true."""
+    weights = np.ones(1)
+    for sample, probability in pairs:
+        of_sample = [_binomial(sample.num_draws, number, probability) for number in range(sample.num_draws + 1)]
+        weights = np.convolve(weights, of_sample)
+    seen = float(weights[sum(sample.num_survived for sample, _ in pairs)])
+    return min(1.0, float(weights[weights <= seen * (1 + 1e-9)].sum()))
 
 
 def _binomial(n: int, number: int, probability: float) -> float:

@@ -11,10 +11,14 @@ from typing import ClassVar
 
 from chaos.errors import UsageError
 from chaos.user_files import read_input
+from harness.papers.rules import Measured
+from mecefo_runtime.job.config import SnapshotConfig
 from mecefo_runtime.system.json_values import JsonTypeError, from_json
 
 FILE = "saving.json"
 COMMAND = "python -m benchmarks.snapshots --part saving --saving FILE"
+# The protection of a job whose snapshots say nothing of it.
+DEFAULT_PROTECTION = SnapshotConfig().protection
 # Of the time, for which saves may stop training: the same for every way.
 BUDGET_RATIO = 0.01
 # How the names of those end in which every rank saves all of it, and not its share.
@@ -23,7 +27,11 @@ WHOLE = ", whole state"
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to save `bytes_per_rank`: training stops for `stopped_seconds`, all is safe after `total_seconds`."""
+    """One way to save `bytes_per_rank`: training stops for `stopped_seconds`, all is safe after `total_seconds`.
+
+    Both are medians of `num_saves`; `stopped_each` and `total_each` are all values, in the order of the rounds.
+    Files of earlier versions have the medians alone.
+    """
 
     MAY_HAVE_MORE: ClassVar[bool] = True
 
@@ -31,11 +39,34 @@ class Way:
     stopped_seconds: float
     total_seconds: float
     num_saves: int = 0
+    stopped_each: tuple[float, ...] = ()
+    total_each: tuple[float, ...] = ()
 
     @property
-    def least_interval_seconds(self) -> float:
-        """How often one can save within the budget, one save after the other."""
-        return max(self.stopped_seconds / BUDGET_RATIO, self.total_seconds)
+    def saves(self) -> tuple[tuple[float, float], ...]:
+        """Of each save the seconds stopped and in total; the medians where the file has no other values."""
+        each = tuple(zip(self.stopped_each, self.total_each, strict=False))
+        return each or ((self.stopped_seconds, self.total_seconds),)
+
+    @property
+    def stopped(self) -> Measured | None:
+        """The seconds for which a save stops training."""
+        return Measured.of(stopped for stopped, _ in self.saves)
+
+    @property
+    def total(self) -> Measured | None:
+        """The seconds after which everything is safe."""
+        return Measured.of(total for _, total in self.saves)
+
+    @property
+    def least_interval(self) -> Measured | None:
+        """The seconds from one save to the next, within the budget and one save after the other."""
+        return Measured.of(max(stopped / BUDGET_RATIO, total) for stopped, total in self.saves)
+
+
+def times_less(one: Way, other: Way) -> Measured | None:
+    """How many times less `one` stops training than `other`, of the same round."""
+    return Measured.of(theirs / ours for (ours, _), (theirs, _) in zip(one.saves, other.saves, strict=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +93,9 @@ class Saving:
 
 
 def snapshot_way(saving: Saving) -> tuple[str, float] | None:
-    """(name, seconds stopped) of a snapshot with XOR."""
-    way = saving.snapshots.get("xor")
-    return None if way is None else ("a snapshot, XOR", way.stopped_seconds)
+    """(name, seconds stopped) of a snapshot with the default protection."""
+    way = saving.snapshots.get(DEFAULT_PROTECTION)
+    return None if way is None else (f"a snapshot, {DEFAULT_PROTECTION.upper()}", way.stopped_seconds)
 
 
 def read_saving(path: Path | None) -> Saving | None:

@@ -13,8 +13,9 @@ from harness.papers.reft.odds import LARGE, TIME_RATIOS, Odds
 from harness.papers.reft.real.draws import TIME_RATIO
 from harness.papers.reft.real.rungs import RungRun
 from harness.papers.reft.sampling import Sample
+from harness.papers.reft.saving import BUDGET_RATIO
 from harness.papers.reft.schemes import IN_NODE, MOST_LOST, NUM_NODES
-from harness.papers.views import NOT_KNOWN, Section, finding_lines, gate_line, open_lines, table
+from harness.papers.views import NOT_KNOWN, Section, finding_lines, gate_line, measured_text, open_lines, table
 
 _Spread = tuple[float, float, float] | None
 
@@ -45,7 +46,16 @@ def _lines(check: Check) -> Iterator[str]:
 
 def sections(check: Check) -> tuple[Section, ...]:
     """Every table."""
-    return (_schemes(check), _small(check), _large(check), _rungs(check), _nodes(check), *_weak(check), _waste(check))
+    return (
+        _schemes(check),
+        _small(check),
+        _large(check),
+        _rungs(check),
+        _nodes(check),
+        *_weak(check),
+        *_saving(check),
+        _waste(check),
+    )
 
 
 def _schemes(check: Check) -> Section:
@@ -108,6 +118,27 @@ def _both(odds: Odds) -> str:
         return _probability(odds.closed)
     low, high = odds.drawn.interval
     return f"{_probability(odds.closed)} | {low:.2f}-{high:.2f}"
+
+
+def _saving(check: Check) -> Iterator[Section]:
+    if check.saving is None:
+        return
+    yield Section(
+        "Saving",
+        f"{check.saving.state_bytes / 2**20:.0f} MiB of state on four replicas; median (least to greatest); the "
+        f"interval is how often one can save if training may be stopped for {BUDGET_RATIO:.0%} of the time",
+        ("way to save", "MiB a rank", "stopped, ms", "safe after, ms", "interval, s"),
+        tuple(
+            (
+                name,
+                f"{way.bytes_per_rank / 2**20:.0f}",
+                measured_text(way.stopped, ".1f", 1000),
+                measured_text(way.total, ".0f", 1000),
+                measured_text(way.least_interval, ".2f"),
+            )
+            for name, way in check.saving.methods.items()
+        ),
+    )
 
 
 def _rungs(check: Check) -> Section:
@@ -197,7 +228,8 @@ def _weak(check: Check) -> Iterator[Section]:
 def _waste(check: Check) -> Section:
     return Section(
         "Waste at the best interval (Young)",
-        "for each failure stopped time, half the interval and the retrieval; of all time with the saves themselves",
+        "for each failure stopped time, half the interval and the retrieval; of all time with the saves themselves. "
+        "Saves as measured above; the time to the next step is that of the small jobs above, and 0 for what is claimed",
         ("way to save", "time of a save from", "failures", "a save, s", "interval, s", "a failure, s", "waste"),
         tuple(
             (

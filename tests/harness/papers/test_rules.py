@@ -6,7 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.papers.rules import MIN_RUNS, Measured, at_least, at_most, less_than, within
+from harness.papers.rules import (
+    MIN_RUNS,
+    Measured,
+    always,
+    at_least,
+    at_most,
+    every,
+    figures_of,
+    less_than,
+    passed_of,
+    within,
+)
+from harness.papers.verdicts import Verdict
 
 pytestmark = pytest.mark.unit
 
@@ -45,3 +57,25 @@ def test_too_few_values_decide_nothing(n: int) -> None:
     expected = "not checked" if n == 0 else "cannot be decided here"
     assert at_most(figure, 2) == at_least(figure, 0) == within(figure, 0, 2) == expected
     assert less_than(figure, Measured.of([3.0] * MIN_RUNS)) == expected
+
+
+@given(st.integers(0, 20), st.integers(0, 20))
+def test_one_case_that_did_not_hold_refutes_what_always_holds(num_held: int, num_more: int) -> None:
+    verdict = always(num_held, num_held + num_more)
+    assert (verdict == "not reproduced") == (num_more > 0)
+    assert (verdict == "reproduced") == (num_more == 0 and num_held >= MIN_RUNS)
+    assert (verdict == "not checked") == (num_held + num_more == 0)
+
+
+@given(st.lists(st.sampled_from(["reproduced", "not reproduced", "cannot be decided here", "not checked"]), max_size=6))
+def test_a_claim_about_several_cells_holds_in_all_of_them(verdicts: list[Verdict]) -> None:
+    verdict = every(verdicts)
+    assert (verdict == "reproduced") == (bool(verdicts) and set(verdicts) == {"reproduced"})
+    assert (verdict == "not reproduced") == ("not reproduced" in verdicts)
+    assert (verdict == "not checked") == (set(verdicts) <= {"not checked"})
+    assert passed_of(verdict) is {"reproduced": True, "not reproduced": False}.get(verdict)
+
+
+def test_figures_are_those_of_the_cells_that_were_measured() -> None:
+    (figure,) = figures_of({"a": Measured.of([3.0, 1.0, 2.0]), "b": None})
+    assert (figure.cell, figure.median, figure.least, figure.greatest, figure.n) == ("a", 2, 1, 3, 3)

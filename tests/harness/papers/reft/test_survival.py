@@ -10,8 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.papers.reft.correlated import adjacent_groups, rack_rows, stage_rows, window_rows
-from harness.papers.reft.odds import least_likelihood, scheme_rows
-from harness.papers.reft.sampling import Memory, Sample, enumerate_losses, sample_lifetimes, sample_losses
+from harness.papers.reft.odds import Odds, least_likely, pooled_draws, scheme_rows
+from harness.papers.reft.sampling import (
+    Memory,
+    Sample,
+    enumerate_losses,
+    likelihood_of_sum,
+    sample_lifetimes,
+    sample_losses,
+)
 from harness.papers.reft.schemes import SCHEMES, SMALL, XOR_4
 from harness.papers.reft.survival import after, borne, given_losses, node_survival, time_ratio_of
 from harness.papers.reft.waste import best_interval_seconds, waste_per_failure_seconds, waste_ratio
@@ -99,8 +106,16 @@ def test_likelihoods_are_those_of_the_exact_binomial_test() -> None:
     assert Sample(10, 0).likelihood(0.5) == pytest.approx(2 / 1024)
     assert Sample(10, 10).likelihood(1.0) == 1 and Sample(10, 9).likelihood(1.0) == 0
     assert Sample(5, 2).likelihood(0.4) == pytest.approx(1.0)
-    assert least_likelihood([(Sample(10, 0), 0.5), (Sample(0, 0), 0.5), (Sample(5, 2), 0.4)]) == pytest.approx(4 / 1024)
-    assert least_likelihood([]) is None
+    odds = [Odds(8, "xor", k, None, 0.5, Sample(n, 0), Sample(n, n // 2)) for k, n in ((1, 10), (2, 0), (3, 4))]
+    cell, value = least_likely(odds)
+    assert cell.num_lost == 1 and value == pytest.approx(4 / 1024)
+    assert least_likely([]) is None
+    # Two samples of the same probability are one.
+    assert likelihood_of_sum([(Sample(6, 1), 0.3), (Sample(4, 0), 0.3)]) == pytest.approx(Sample(10, 1).likelihood(0.3))
+    (pooled,) = pooled_draws(odds)
+    assert (pooled.num_draws, pooled.num_survived, pooled.expected) == (14, 7, 7)
+    assert pooled.likelihood == pytest.approx(1)
+    assert pooled_draws([]) == ()
 
 
 def test_groups_over_racks_bear_the_loss_of_a_rack_and_adjacent_nodes_do_not() -> None:

@@ -31,7 +31,8 @@ def test_every_gate_claim_table_and_open_question_is_in_all_three(found) -> None
     for gate in found.gates:
         assert gate.name in text and gate.name.replace("'", "&#39;") in page and gate.name in told
     for finding in found.findings:
-        assert finding.claim in text and finding.claim in page and finding.claim in told
+        for words in (finding.claim, finding.ours, finding.rule, finding.verdict):
+            assert words in text and words.replace("'", "&#39;") in page and words in told
     for section in sections(found):
         assert section.title in text and section.title.replace("'", "&#39;") in page
         assert "\n".join(table(section.head, section.rows, section.left)) in text
@@ -48,7 +49,8 @@ def test_the_page_needs_nothing_from_elsewhere(found) -> None:
 
 def test_what_came_with_this_version_was_measured_enough_and_decides_every_gate(tmp_path: Path) -> None:
     shipped = check(read_measured(tmp_path), None, 1, 10)
-    assert [gate.passed for gate in shipped.gates] == [True] * 8
+    # So few draws do not decide whether chance agrees.
+    assert [gate.passed for gate in shipped.gates] == [True, None, *[True] * 6]
     assert len(shipped.measured.draws) >= 200
     for origin in (shipped.measured.of_draws, shipped.measured.of_runs):
         assert origin is not None and origin.date and origin.machine and origin.command.startswith("chaos paper reft")
