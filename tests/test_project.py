@@ -231,7 +231,7 @@ COMMANDS = (
 )
 OPTIONS_OF_RUN = (
     *("--at", "--on", "--for", "--repair", "--every", "--rate", "--count", "--within", "--retrigger"),
-    *("--profile", "--param", "-p", "--nodes-per-rack"),
+    *("--profile", "--param", "-p", "--and", "--nodes-per-rack"),
     *(
         "--nodes",
         "--redundancy",
@@ -247,7 +247,9 @@ OPTIONS_OF_RUN = (
     *("--checkpoint-every", "--checkpoint-folder", "--snapshot-every", "--snapshot-protection"),
     *(
         "--seed",
+        "--name",
         "--reset",
+        "--stall-timeout",
         "--step-from",
         "--dilation",
         "--device-model",

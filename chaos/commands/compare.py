@@ -14,11 +14,13 @@ import click
 
 from chaos.commands.shared import completing
 from chaos.commands.shared.experiment_options import experiment_options
-from chaos.commands.shared.grouped import GroupedCommand, option
+from chaos.commands.shared.grouped import option
 from chaos.commands.shared.options import JSON_OPTION, OUT_OPTION, FileToWrite
 from chaos.commands.shared.output import echo, is_for_github, print_as_is, print_json
 from chaos.commands.shared.said import read_experiment
+from chaos.commands.shared.several_faults import CommandOfFaults
 from chaos.errors import UsageError, nearest, shown
+from chaos.experiment.fault_options import AND, MORE_FAULTS
 
 if TYPE_CHECKING:
     from chaos.experiment.experiment import Experiment
@@ -43,7 +45,7 @@ Exit codes: 0; 1 a figure got worse by more than the noise and the tolerance; 5 
 """
 
 
-@click.command(cls=GroupedCommand, help=_COMPARE_HELP)
+@click.command(cls=CommandOfFaults, help=_COMPARE_HELP)
 @experiment_options
 @click.argument("baseline", required=False, shell_complete=completing.RUNS)
 @option(
@@ -331,4 +333,4 @@ def refuse_options(options: Mapping[str, Any], why: str) -> None:
     """
     for name, value in options.items():
         if value not in (None, (), False):
-            raise UsageError(why, key=f"--{name.replace('_', '-')}")
+            raise UsageError(why, key=AND if name == MORE_FAULTS else f"--{name.replace('_', '-')}")

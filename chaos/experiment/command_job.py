@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from chaos.errors import UsageError, shown
+from chaos.errors import UsageError, setting, shown
 from chaos.experiment.fields import MAX_RANKS, Said, Text, WaitText, require_few_ranks
 from chaos.experiment.programs import require_program
 from chaos.spec.launcher import ranks_of_command, script_of_command
@@ -207,6 +207,6 @@ def command_text(command: Sequence[str]) -> str:
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
-NO_REPAIR = "the job is a command: only its own launcher restarts lost ranks: leave repair out"
+NO_REPAIR = f"the job is a command, and only its own launcher restarts lost ranks: leave {setting('repair')} out"
 PHASES_OF_A_COMMAND = ("data", "forward", "backward", "optimizer", "commit", "checkpoint")
 """The phases of a step that can be seen in a script that was not changed: its reductions cannot."""

@@ -166,14 +166,23 @@ def _about_time(
         message = f"is too late in a step for {fault.kind} to have an effect in it: choose {', '.join(phases)}"
         problems.add((*where, "at", "phase"), message)
     if fault.lifetime is not None and not (kind.has_lifetime and kind(parameters).lasts()):
-        why = f"it is over at once: leave {setting('for')} out"
-        if kind.is_loss:
-            why = f"the target is gone until the repair: write {setting('repair')}"
-        problems.add((*where, "for"), f"{fault.kind} has no lifetime: {why}")
+        problems.add((*where, "for"), f"{fault.kind} has no lifetime: {_ends_by(fault, kind, job)}")
     lifetime, longest_seconds = fault.lifetime or kind.default_lifetime, kind.longest_seconds(parameters)
     if lifetime is not None and longest_seconds is not None and (lifetime.seconds or 0.0) > longest_seconds:
         message = f"{fault.kind} is to go on for {lifetime}, but ends by itself after {longest_seconds:g}s"
         problems.add((*where, "for"), f"{message}: choose a shorter {setting('for')}, or a larger {setting('at_most')}")
+
+
+def _ends_by(fault: FaultSpec, kind: type[Fault[Any]], job: Job | CommandJob) -> str:
+    """How a fault ends that has no lifetime, and what to write in place of one."""
+    leave_out = f"leave {setting('for')} out"
+    if not kind.is_loss:
+        return f"it is over at once: {leave_out}"
+    if isinstance(job, CommandJob):
+        return f"its target is gone until the command's own launcher restarts it: {leave_out}"
+    if fault.on is not None and fault.on.role is not None:
+        return f"the {fault.on.role} is started again by itself, at once: {leave_out}"
+    return f"the target is gone until the repair: write {setting('repair', fault.lifetime)} in its place"
 
 
 def _about_repair(

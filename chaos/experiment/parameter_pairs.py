@@ -21,8 +21,17 @@ def named(key: str) -> str:
     return key if key.isidentifier() else shown(key)
 
 
-def read_pairs(pairs: Collection[str], kind: type[Fault[Any]] | None, problems: Problems) -> dict[str, Any]:
+def read_pairs(
+    pairs: Collection[str],
+    kind: type[Fault[Any]] | None,
+    problems: Problems,
+    *,
+    index: int = 0,
+    of_fault: str = "",
+) -> dict[str, Any]:
     """The parameters that `pairs` give, each as a file would have it; as text where a fault of `kind` takes only that.
+
+    They are of fault `index`; `of_fault` is what tells the options of this fault from those of others, in a message.
 
     What is no KEY=VALUE, there twice, or of every fault is one of the `problems`. What else is wrong is said when the
     experiment is judged.
@@ -46,7 +55,7 @@ def read_pairs(pairs: Collection[str], kind: type[Fault[Any]] | None, problems: 
             except UsageError as error:
                 wrong = error.message
         if wrong is not None:
-            problems.note(("faults", 0, key), UsageError(wrong, key=f"--param {shown(pair)}"))
+            problems.note(("faults", index, key), UsageError(wrong, key=f"--param {shown(pair)}{of_fault}"))
     try:
         if kind is not None:
             kind.Parameters.model_validate(found)
@@ -58,6 +67,6 @@ def read_pairs(pairs: Collection[str], kind: type[Fault[Any]] | None, problems: 
     for key, text in texts.items():
         if not text and found[key] is None:
             message = "has no value: write KEY=VALUE, such as delay=50ms"
-            problems.note(("faults", 0, key), UsageError(message, key=f"--param {named(key)}"))
+            problems.note(("faults", index, key), UsageError(message, key=f"--param {named(key)}{of_fault}"))
             del found[key]
     return found

@@ -16,7 +16,17 @@ from chaos.errors import UsageError, all_of, nearest, shown
 from chaos.experiment.command_job import CommandJob, SavedIn
 from chaos.experiment.contradictions import contradictions
 from chaos.experiment.experiment import Experiment, runtime_of
-from chaos.experiment.fault_spec import FAULT_KEYS, OTHER_NAMES, PARAMETERS
+from chaos.experiment.fault_options import AND, MORE_FAULTS, FaultOptions
+from chaos.experiment.fault_spec import FAULT_KEYS, PARAMETERS
+from chaos.experiment.faults_of_options import (
+    NO_FAULT,
+    beside_no_fault,
+    distinction,
+    first_fault,
+    no_such_fault,
+    put_fault_options,
+    put_more_faults,
+)
 from chaos.experiment.gate_spec import aborting
 from chaos.experiment.job import (
     Approximation,
@@ -29,10 +39,10 @@ from chaos.experiment.job import (
     with_strategy,
 )
 from chaos.experiment.limits import Limits
-from chaos.experiment.parameter_pairs import named, read_pairs
+from chaos.experiment.parameter_pairs import named
 from chaos.experiment.profile import ProfileSpec
 from chaos.experiment.salvage import Salvage, salvaged
-from chaos.experiment.terms import CHECKPOINT_OPTIONS, TERMS, option_name, place_of
+from chaos.experiment.terms import CHECKPOINT_OPTIONS, TERMS, is_of_a_fault, option_name, place_of
 from chaos.spec.validation_errors import Problems, Source, explain, key_path
 from chaos.spec.yaml_lines import KeyPath, Mistake, read
 
@@ -55,6 +65,7 @@ _KEYS: Mapping[tuple[str, ...], Collection[str]] = {
     ("limits",): tuple(Limits.model_fields),
     ("containers",): tuple(Containers.model_fields),
 }
+_ONLY_OF_A_COMMAND = CommandJob.model_fields.keys() - Job.model_fields.keys()
 _GATE_OPTIONS = {"gates": "--gate", "abort_unless": "--abort-unless"}
 
 
@@ -88,10 +99,6 @@ def from_mapping(
     return _judge(raw, Problems(Source(path, lines or {})), registry, strategies)
 
 
-# In place of a kind of fault.
-NO_FAULT = "none"
-
-
 def from_options(
     subject: str | None,
     options: Mapping[str, Any],
@@ -117,13 +124,15 @@ def read_options(
 
     `options` are those that were given, by name (`gpus_per_node`, `at`); `gates` are added to the file's, and of
     `parameters`, each a text KEY=VALUE, the fault gets its own. `abort_unless` are gates as well, with abort_on_fail;
-    `abort_on_fail` is of all gates. With a `profile` the subject may be None. `violations` is asked what else is wrong
-    with an experiment that is going to be refused.
+    `abort_on_fail` is of all gates. With a `profile` the subject may be None. `more_faults` are added to the fault, or
+    to those of the file. `violations` is asked what else is wrong with an experiment that is going to be refused.
 
     Raises:
         UsageError: there is no such fault or file, or it does not make sense; all mistakes at once.
     """
     kinds = installed_faults() if registry is None else registry
+    more: Sequence[FaultOptions] = options.get(MORE_FAULTS, ())
+    line = [subject or "", *(fault.kind for fault in more)]
     labels: dict[KeyPath, str] = {}
     mistakes: list[Mistake] = []
     source = Source(options=labels, terms=TERMS)
@@ -139,31 +148,17 @@ def read_options(
         values, source = dict(document.values), Source(document.path, document.lines, labels, TERMS)
     elif subject == NO_FAULT:
         values = {"name": NO_FAULT, "faults": []}
-        for key in FAULT_KEYS:
-            if key in options:
-                error = UsageError(f"{NO_FAULT} is a run without a fault: leave it out", key=option_name(key))
-                mistakes.append((("faults",), error))
+        mistakes += beside_no_fault(options)
     else:
-        values = {"name": subject, "faults": [{"kind": subject}]}
-        labels[("faults", 0)] = ""
-        labels.update({("faults", 0, key): option_name(key) for key in FAULT_KEYS if key not in ("kind", "draw")})
-        if subject in kinds:
-            labels.update({("faults", 0, key): f"--param {key}" for key in kinds[subject].Parameters.model_fields})
-        else:
-            values["name"] = "unnamed"
-            mistakes.append((("faults", 0, "kind"), _no_fault(subject, kinds, ", or write the path of a .yaml file")))
+        values = first_fault(subject, line, kinds, labels)
+        if subject not in kinds:
+            error = no_such_fault(subject, kinds, ", or write the path of a .yaml file")
+            mistakes.append((("faults", 0, "kind"), error))
     problems = Problems(source, mistakes)
-    _put_options(subject, values, options, problems, labels, kinds)
+    _put_options(subject, values, options, problems, labels, kinds, distinction(line, 0))
+    if subject != NO_FAULT:
+        put_more_faults(values, more, line, problems, labels, kinds)
     return _judge(values, problems, kinds, strategies, violations), source
-
-
-def _no_fault(kind: str, kinds: Registry, or_else: str = "") -> UsageError:
-    guess = OTHER_NAMES.get(kind.lower()) or nearest(kind, kinds)
-    several = [name for name in kinds if name.startswith(f"{kind}-")]
-    if len(several) > 1:
-        return UsageError(f"there is no fault {shown(kind)}: write one of {', '.join(several)}")
-    others = "; `chaos faults` lists all" if guess else f": `chaos faults` lists all{or_else}"
-    return UsageError(f"there is no fault {shown(kind)}{others}", suggestion=guess)
 
 
 def _is_path(subject: str) -> bool:
@@ -183,6 +178,9 @@ def _of_profile(options: Mapping[str, Any], kinds: Registry, source: Source, mis
         if option in options:
             error = UsageError("it is of one fault, but none is named", key=option_name(option))
             mistakes.append((("faults", 0, option), error))
+    for fault in options.get(MORE_FAULTS, ())[:1]:
+        message = f"adds a fault to a first one, but none is named: write {fault.kind} without {AND}"
+        mistakes.append((("faults",), UsageError(message, key=AND)))
     try:
         return {"name": f"profile-{ProfileSpec.parse(options['profile']).name}"}
     except UsageError:
@@ -197,8 +195,12 @@ def _put_options(
     problems: Problems,
     labels: dict[KeyPath, str],
     kinds: Registry,
+    of_fault: str = "",
 ) -> None:
-    """Put into `values` what `options` say instead, and into `labels`, which the source reads, the place of each."""
+    """Put into `values` what `options` say instead, and into `labels`, which the source reads, the place of each.
+
+    `of_fault` is what tells the options of the first fault from those of others, in a message.
+    """
     for option, value in options.items():
         if option in _GATE_OPTIONS:
             gates = values.setdefault("gates", [])
@@ -211,7 +213,7 @@ def _put_options(
                     labels.update({("gates", index, key): f"{label} {named(key)}" for key in parts})
                 values["gates"] = [*gates, *(aborting(value) if option == "abort_unless" else value)]
             continue
-        if option == "abort_on_fail":
+        if option in ("abort_on_fail", MORE_FAULTS):
             continue
         label = option_name(option)
         if option == "command":
@@ -221,16 +223,13 @@ def _put_options(
         if option in CHECKPOINT_OPTIONS and problems.source.path is None:
             labels[where[:-1]] = label
             labels["job", "checkpoint", "every_steps"] = "--checkpoint-every"
-        if option in FAULT_KEYS or option == "parameters":
+        if is_of_a_fault(option):
             faults = values.get("faults", [])
-            if not problems.are_sound(where):
-                continue
-            if isinstance(faults, list) and len(faults) != 1:
+            if isinstance(faults, list) and len(faults) != 1 and problems.are_sound(where):
                 message = f"it is of one fault, but {subject} has {len(faults)}: change it in the file"
                 problems.errors.append(UsageError(message, key=label))
-                continue
-        if option == "parameters":
-            _put_parameters(values, value, problems, labels, kinds)
+            else:
+                put_fault_options(values, {option: value}, problems, labels, kinds, of_fault=of_fault)
             continue
         _put(values, where, value)
         labels[where] = label
@@ -240,21 +239,6 @@ def _put_options(
         problems.errors.append(error)
     elif options.get("abort_on_fail") and isinstance(gates, list):
         values["gates"] = aborting(gates)
-
-
-def _put_parameters(
-    values: dict[str, Any],
-    pairs: Collection[str],
-    problems: Problems,
-    labels: dict[KeyPath, str],
-    kinds: Registry,
-) -> None:
-    faults = values.get("faults")
-    fault = faults[0] if isinstance(faults, list) and faults else None
-    kind = kinds.get(str(fault.get("kind"))) if isinstance(fault, Mapping) else None
-    for key, said in read_pairs(pairs, kind, problems).items():
-        _put(values, ("faults", 0, key), said)
-        labels["faults", 0, key] = f"--param {named(key)}"
 
 
 def _judge(
@@ -279,6 +263,8 @@ def _judge(
         job = values["job"] = _without_ours(job, problems)
         # It takes as long again, and what it leaves behind is the user's.
         values.setdefault("twin", False)
+    elif isinstance(job, Mapping):
+        job = values["job"] = _without_commands(job, problems)
     strategy = job.get("strategy") if isinstance(job, Mapping) else None
     planners = installed_planners() if strategies is None else strategies
     if isinstance(strategy, str) and strategy not in planners:
@@ -340,6 +326,18 @@ def _without_ours(job: Mapping[str, Any], problems: Problems) -> dict[str, Any]:
     return kept
 
 
+def _without_commands(job: Mapping[str, Any], problems: Problems) -> dict[str, Any]:
+    """The built-in job without what only the job of a command can have, each of which is a problem."""
+    is_of_line = problems.source.path is None
+    command = "-- COMMAND" if is_of_line else "runtime: command and command: [torchrun, train.py]"
+    kept = dict(job)
+    for key in job.keys() & _ONLY_OF_A_COMMAND:
+        message = f"is a setting of a job that is your own command: add {command}, or leave it out"
+        problems.note(("job", key), problems.source.problem(("job", key), message))
+        del kept[key]
+    return kept
+
+
 def _gather_parameters(fault: object, where: KeyPath, kinds: Registry, problems: Problems) -> object:
     """A fault as FaultSpec takes it: whatever is not said of every fault is a parameter of this kind."""
     if not isinstance(fault, Mapping):
@@ -352,7 +350,7 @@ def _gather_parameters(fault: object, where: KeyPath, kinds: Registry, problems:
     source = problems.source
     if kind not in kinds:
         if problems.are_sound((*where, "kind")):
-            error = _no_fault(kind, kinds)
+            error = no_such_fault(kind, kinds)
             problems.note((*where, "kind"), source.problem((*where, "kind"), error.message, error.suggestion))
         return common
     parameters = kinds[kind].Parameters

@@ -25,12 +25,13 @@ _OF_THE_JOB = (
     "redundancy",
     "reset",
     "spares",
+    "stall_timeout",
     "step_from",
     "steps",
     "strategy",
     "time_scale",
 )
-_OF_THE_EXPERIMENT = ("backend", "network", "profile", "seed")
+_OF_THE_EXPERIMENT = ("backend", "name", "network", "profile", "seed")
 CHECKPOINT_OPTIONS = {"checkpoint_every": "every_steps", "checkpoint_folder": "folder"}
 SNAPSHOT_OPTIONS = {"snapshot_every": "every", "snapshot_protection": "protection"}
 CONTAINER_OPTIONS = {"image": "image", "node_cpus": "cpus", "node_memory": "memory"}
@@ -41,10 +42,15 @@ def option_name(option: str) -> str:
     return "--param" if option == "parameters" else f"--{option.replace('_', '-')}"
 
 
-def place_of(option: str) -> KeyPath:
-    """Where a file of one fault says what the option of that name says."""
-    if option in FAULT_KEYS or option == "parameters":
-        return ("faults", 0, option)
+def is_of_a_fault(option: str) -> bool:
+    """Whether the option of that name says something of one fault, and not of the experiment."""
+    return option in FAULT_KEYS or option == "parameters"
+
+
+def place_of(option: str, fault: int = 0) -> KeyPath:
+    """Where a file says what the option of that name says: one about a fault, of fault number `fault`."""
+    if is_of_a_fault(option):
+        return ("faults", fault, option)
     for part, options in _PARTS.items():
         if option in options:
             return (*part, options[option])

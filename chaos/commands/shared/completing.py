@@ -13,7 +13,7 @@ Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 MAX_OFFERED_RUNS = 50
 BEFORE = "chaos.before"
-"""In a context's `meta`: the words of the subcommand, up to the one that is being typed or `--`."""
+"""In a context's `meta`: the words about one fault, up to the one that is being typed or `--`."""
 BEHIND = "chaos.behind"
 """In a context's `meta`: the word stands behind `--`, and is of a command of the user's own."""
 

@@ -9,9 +9,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from chaos.commands.shared import completing
-from chaos.commands.shared.grouped import GroupedCommand, option
-from chaos.commands.shared.hints import hint, refused
-from chaos.errors import UsageError
+from chaos.commands.shared.grouped import option
+from chaos.commands.shared.several_faults import EXAMPLE, CommandOfFaults
+from chaos.experiment.fault_options import AND, MORE_FAULTS
 
 
 class _Number(click.ParamType[Any]):
@@ -41,7 +41,7 @@ class Word(click.Choice[str]):
         return value
 
 
-class CommandOfAJob(GroupedCommand):
+class CommandOfAJob(CommandOfFaults):
     """A subcommand that hands on what stands behind `--`: the command of an external job, as `command`."""
 
     takes_command: ClassVar[bool] = True
@@ -50,7 +50,6 @@ class CommandOfAJob(GroupedCommand):
         """Split at `--`: what is before it is ours."""
         own = args.index("--") if "--" in args else len(args)
         job_command = args[own + 1 :]
-        ctx.meta[completing.BEFORE] = tuple(args[:own])
         if own < len(args):
             ctx.meta[completing.BEHIND] = True
         if own < len(args) and not job_command and not ctx.resilient_parsing:
@@ -58,18 +57,7 @@ class CommandOfAJob(GroupedCommand):
                 "there is no command after --: write the one that starts your training, as in `-- torchrun train.py`",
                 ctx,
             )
-        try:
-            rest = super().parse_args(ctx, list(args[:own]))
-        except click.UsageError as error:
-            if meant := hint(error, args[:own]):
-                raise click.UsageError(f"{refused(error)}: {meant}", ctx) from error
-            raise
-        _, _, order = self.make_parser(ctx).parse_args(list(args[:own]))
-        for name in ("at", "on"):
-            if sum(param.name == name for param in order) > 1:
-                raise UsageError(
-                    "is given twice, but a command line has one fault: write several faults in a file", key=f"--{name}"
-                )
+        rest = super().parse_args(ctx, list(args[:own]))
         ctx.params["command"] = tuple(job_command)
         return rest
 
@@ -149,6 +137,15 @@ def experiment_options(command: Any) -> Any:
         ),
         option(
             FAULT,
+            AND,
+            MORE_FAULTS,
+            shell_complete=completing.ONLY_KINDS,
+            multiple=True,
+            metavar="FAULT",
+            help=f"Begin another fault; the options above are of the fault that they follow: {EXAMPLE}. Repeatable.",
+        ),
+        option(
+            FAULT,
             "--profile",
             shell_complete=completing.PROFILES,
             metavar="NAME[:K]",
@@ -196,6 +193,7 @@ def experiment_options(command: Any) -> Any:
             help="Folder of the checkpoints. Default: inside the run's folder; of a COMMAND: observed.",
         ),
         option(ANY_JOB, "--seed", type=NUMBER, help="Seed of everything random. Default: 0."),
+        option(ANY_JOB, "--name", metavar="NAME", help="Name of the experiment and of the folder of its runs."),
         option(
             OWN_JOB,
             "--step-from",
@@ -207,6 +205,12 @@ def experiment_options(command: Any) -> Any:
             "--reset",
             metavar="SHELL",
             help="Shell command to run before each start of the job: 'rm -rf out'.",
+        ),
+        option(
+            OWN_JOB,
+            "--stall-timeout",
+            metavar="DURATION",
+            help="Give the job up after this long without a step. Default: 10min.",
         ),
         option(BUILT_IN_JOB, "--model", shell_complete=completing.MODELS, help="Model preset. Default: llama-tiny."),
         option(

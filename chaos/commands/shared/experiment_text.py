@@ -7,12 +7,14 @@ from typing import Any
 
 import yaml
 
+from chaos.experiment.fault_options import MORE_FAULTS, FaultOptions
 from chaos.experiment.fault_spec import FAULT_KEYS
+from chaos.experiment.faults_of_options import NO_FAULT
 from chaos.experiment.gate_spec import aborting
 from chaos.experiment.parameter_pairs import read_pairs
-from chaos.experiment.reading import NO_FAULT, installed_faults
+from chaos.experiment.reading import installed_faults
 from chaos.experiment.schema_words import WORDS
-from chaos.experiment.terms import place_of
+from chaos.experiment.terms import is_of_a_fault, place_of
 from chaos.spec.validation_errors import Problems, Source
 from chaos.spec.yaml_lines import Dumper
 
@@ -47,24 +49,30 @@ def experiment_text(subject: str | None, options: Mapping[str, Any], *, name: st
 def _values(subject: str | None, options: Mapping[str, Any], name: str) -> dict[str, Any]:
     values: dict[str, Any] = {"name": name}
     if subject is not None:
-        values["faults"] = [] if subject == NO_FAULT else [{"kind": subject}]
+        more: Sequence[FaultOptions] = options.get(MORE_FAULTS, ())
+        own = {option: value for option, value in options.items() if is_of_a_fault(option)}
+        faults = [] if subject == NO_FAULT else [FaultOptions(subject, own), *more]
+        values["faults"] = [_fault(fault) for fault in faults]
     gates: list[Any] = [*options.get("gates", ()), *aborting(options.get("abort_unless", ()))]
     if gates:
         values["gates"] = aborting(gates) if options.get("abort_on_fail") else gates
     if "command" in options:
         values["job"] = {"runtime": "command", "command": list(options["command"])}
     for option, value in options.items():
-        if option in ("gates", "abort_unless", "abort_on_fail", "command"):
+        if option in ("gates", "abort_unless", "abort_on_fail", "command", MORE_FAULTS) or is_of_a_fault(option):
             continue
-        if option == "parameters":
-            values["faults"][0] |= read_pairs(value, installed_faults().get(str(subject)), Problems(Source()))
-            continue
-        place: Any = values
-        *outer, last = place_of(option)
+        place = values
+        *outer, last = map(str, place_of(option))
         for part in outer:
-            place = place[part] if isinstance(part, int) else place.setdefault(part, {})
+            place = place.setdefault(part, {})
         place[last] = value
     return values
+
+
+def _fault(fault: FaultOptions) -> dict[str, Any]:
+    values = {"kind": fault.kind, **fault.options}
+    pairs = values.pop("parameters", ())
+    return values | read_pairs(pairs, installed_faults().get(fault.kind), Problems(Source()))
 
 
 def _block(name: str, values: Mapping[str, Any], indent: str = "  ") -> Iterator[str]:

@@ -5,20 +5,24 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import click
 
+if TYPE_CHECKING:
+    from chaos.faults.base import Fault
+
 _DIDYOUMEAN = re.compile(r"[.]? \(?Did you mean (one of: )?([^?)]*)\??\)?[.?]?$")
-# Options that there are not, and by what their meaning is said.
-_ELSEWHERE = {
-    **dict.fromkeys(("step", "at-step", "when"), "write --at step=30"),
-    **dict.fromkeys(("time", "after", "delay"), "write --at time=10s for a fault at a time"),
-    **dict.fromkeys(("rank", "ranks", "gpu"), "write --on rank=1"),
-    **dict.fromkeys(("node", "host"), "write --on node=1"),
-    **dict.fromkeys(("target", "victim"), "write --on rank=1 or --on node=1"),
-    **dict.fromkeys(("duration", "lifetime"), "write --for 10s or --for 10steps"),
+# Options that there are not, and the option that says it.
+_TARGETS = {"rank": "rank", "ranks": "rank", "gpu": "rank", "node": "node", "host": "node"}
+_OPTIONS = {
+    **dict.fromkeys(("step", "at-step", "when", "time", "after", "delay"), "--at"),
+    **dict.fromkeys((*_TARGETS, "target", "victim"), "--on"),
+    **dict.fromkeys(("duration", "lifetime"), "--for"),
+}
+_OTHERWISE = {
     **dict.fromkeys(("fault", "kind"), "write the fault without an option: `chaos run kill-node --at step=30`"),
     **dict.fromkeys(("file", "config", "experiment"), "write the file without an option: `chaos run FILE.yaml`"),
     **dict.fromkeys(("command", "script", "cmd"), "write your command after --, as in `-- torchrun train.py`"),
@@ -40,31 +44,80 @@ def refused(error: click.UsageError) -> str:
     return _DIDYOUMEAN.sub("", error.format_message().strip().rstrip("."))
 
 
-def hint(error: click.UsageError, words: Sequence[str]) -> str | None:
-    """How what `words` say is written, where that can be guessed."""
+def hint(error: click.UsageError, words: Sequence[str], *, takes_command: bool, is_split: bool) -> str | None:
+    """How what `words` say is written, where that can be guessed.
+
+    `takes_command`: a command of the user's may stand behind `--`; `is_split`: one stands there, after `words`.
+    """
     from chaos.experiment.reading import installed_faults
 
     kinds = installed_faults()
     joined = next((f"{one}-{two}" for one, two in pairwise(words) if f"{one}-{two}" in kinds), None)
     if joined is not None:
         return f"did you mean {joined!r}?"
-    program = next((word for word in words if word.endswith(".py") or (word not in kinds and _is_program(word))), None)
-    if isinstance(error, click.NoSuchOption):
-        name = error.option_name.lstrip("-")
-        key = name.replace("-", "_")
-        kind = next((word for word in words if word in kinds), None)
-        if kind is not None and key in kinds[kind].Parameters.model_fields:
-            return f"it is a parameter of {kind}, write -p {key}=VALUE"
-        if name in _ELSEWHERE and program is None:
-            return _ELSEWHERE[name]
-    return _about_words(words) if program is None else _about_command(program, words)
+    if isinstance(error, click.BadParameter):
+        return None
+    program = next((word for word in words if _starts_a_command(word, kinds)), None)
+    if program is not None and is_split:
+        return f"the command after -- is not begun before it: leave {program!r} out"
+    if program is not None and takes_command:
+        return _about_command(program, words)
+    meant = _about_option(error.option_name, words, kinds, is_split) if isinstance(error, click.NoSuchOption) else None
+    return meant or _about_words(words)
+
+
+def swallowed(words: Sequence[str], options: Mapping[str, click.Option]) -> tuple[str, str] | None:
+    """(option, option behind it) where an option without a value would take the following option for its value."""
+    for name, following in pairwise(words):
+        option = options.get(name)
+        if option is not None and not option.is_flag and following.partition("=")[0] in options:
+            return name, following
+    return None
+
+
+def _about_option(name: str, words: Sequence[str], kinds: Mapping[str, type[Fault[Any]]], is_split: bool) -> str | None:
+    """What to write in place of the option `name`, which there is not."""
+    name = name.lstrip("-")
+    key = name.replace("-", "_")
+    kind = next((word for word in words if word in kinds), None)
+    if kind is not None and key in kinds[kind].Parameters.model_fields:
+        return f"it is a parameter of {kind}, write -p {key}=VALUE"
+    if name in _OTHERWISE:
+        return _OTHERWISE[name]
+    option = _OPTIONS.get(name)
+    if option is None:
+        return None
+    if option in words:
+        return f"{option} says it already: leave --{name} out"
+    if option == "--at":
+        return "write --at time=10s" if name in ("time", "after", "delay") else "write --at step=30"
+    if option == "--on":
+        return f"write --on {_target(_TARGETS.get(name), kinds.get(kind or ''))}"
+    return _about_duration(name, kinds.get(kind or ""), is_split)
+
+
+def _target(scope: str | None, kind: type[Fault[Any]] | None) -> str:
+    if kind is not None and kind.scope == "link":
+        return "link=0-2"
+    return f"{scope or 'rank'}=1"
+
+
+def _about_duration(name: str, kind: type[Fault[Any]] | None, is_split: bool) -> str:
+    if kind is None or kind.has_lifetime:
+        return "write --for 10s or --for 10steps"
+    if not kind.is_loss:
+        return f"{kind.kind} is over at once: leave --{name} out"
+    if is_split:
+        return f"{kind.kind} lasts until the launcher of your command restarts the ranks: leave --{name} out"
+    return "write --repair 10s or --repair 10steps"
 
 
 def _about_command(program: str, words: Sequence[str]) -> str:
-    if words and words[0] == program:
-        example = f"`chaos run kill-process --at step=30 -- {program} ...`"
+    command = f"torchrun {program}" if program.endswith(".py") else f"{program} ..."
+    if words[0] == program:
+        example = f"`chaos run kill-process --at step=30 -- {command}`"
         return f"write the fault first, and your own command after --, as in {example}"
-    return f"write -- before your own command, as in `-- {program} ...`"
+    return f"write -- before your own command, as in `-- {command}`"
 
 
 def _about_words(words: Sequence[str]) -> str | None:
@@ -87,5 +140,8 @@ def _about_words(words: Sequence[str]) -> str | None:
     return None
 
 
-def _is_program(word: str) -> bool:
-    return not word.startswith("-") and "=" not in word and os.sep not in word and shutil.which(word) is not None
+def _starts_a_command(word: str, kinds: Mapping[str, object]) -> bool:
+    """Whether `word` is a script or a program, and so the beginning of a command of the user's."""
+    if word.startswith("-") or word in kinds:
+        return False
+    return word.endswith(".py") or ("=" not in word and os.sep not in word and shutil.which(word) is not None)

@@ -59,6 +59,13 @@ def test_a_key_waits_for_its_value_and_bash_splits_words_at_the_sign(offered):
     assert offered("run", "x", "--on", "role", "=", "coo") == ["coordinator"]
 
 
+def test_another_fault_has_its_own_options(offered):
+    line = ("run", "kill-node", "--at", "step", "=", "5", "--and")
+    assert offered(*line, "slow-l") == ["slow-link"]
+    assert offered(*line, "slow-rank", "--at", "ph") == ["phase=regroup", "phase=transfer"]
+    assert offered(*line, "slow-rank", "-p", "fac") == ["compopt -o nospace", "factor="]
+
+
 def test_files(offered):
     assert offered("run", "raise", "--at", "step=5", "--", "torchrun", "tr") == ["compopt -o default", ""]
     assert offered("validate", "x") == ["compopt -o default", ""]

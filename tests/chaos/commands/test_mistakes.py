@@ -74,11 +74,11 @@ MISTAKES = {
     ),
     "command with options and without its dashes": (
         ("run", *KILL, "train.py", "--nproc-per-node", "2"),
-        ["--nproc-per-node", "write -- before your own command, as in `-- train.py ...`"],
+        ["--nproc-per-node", "write -- before your own command, as in `-- torchrun train.py`"],
     ),
     "two triggers of one fault": (
         ("run", *KILL, "--at", "step=9"),
-        ["--at: is given twice", "write several faults in a file"],
+        ["--at: is given twice", "another fault begins with --and"],
     ),
     "two targets of one fault": (("run", *KILL, "--on", "node=1", "--on", "node=2"), ["--on: is given twice"]),
     "repair of whom a cut link leaves alive": (
