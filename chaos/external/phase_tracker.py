@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -242,7 +243,7 @@ class PhaseTracker:
     def _tell_unsaved(self, step: int, failure: SaveFailure) -> None:
         """Report it, whether the script ends of it or catches it and trains on without that checkpoint."""
         if self._report is not None and step > 0:
-            where = {} if failure.path is None else {"path": os.path.abspath(failure.path)}
+            where = {} if failure.path is None else {"path": str(Path(failure.path).absolute())}
             self._report.emit("checkpoint_failed", step=step, reason=failure.reason, errno=failure.errno, **where)
 
     def _tell_checkpoint(

@@ -150,8 +150,8 @@ class CheckpointWritten(Record):
 class CheckpointFailed(Record):
     """A rank's part of a checkpoint was not saved; `was_skipped`: the one before was still being written.
 
-    Only events of a script have `errno`, that of the system call that failed, and `path`, the file or folder that was to
-    be saved, each where it is known.
+    Only events of a script have `errno`, that of the system call that failed, and `path`, the file or folder that was
+    to be saved, each where it is known.
     """
 
     KIND: ClassVar[str] = "checkpoint_failed"

@@ -42,5 +42,14 @@ def test_checkpoints_that_fail_while_a_fault_is_active_are_told_as_such():
     assert caveat.endswith("goes back to an older one, or to its start.")
 
 
+@pytest.mark.parametrize(("failing", "number"), [((), 0), ((30, 60), 2), (None, None)], ids=["all", "some", "no saves"])
+def test_checkpoints_that_fail_are_a_figure_and_a_gate(failing, number):
+    events = run(faults=(Fault(step=25),), gates=["checkpoints_failed == 0"])
+    summary = summarized(events if failing is None else checkpoints(events, failing))
+    assert summary["checkpoints_failed"] == number
+    (gate,) = (gate for gate in summary["gates"] if gate["expression"] == "checkpoints_failed == 0")
+    assert gate["passed"] is (None if number is None else number == 0)
+
+
 def test_saved_checkpoints_need_no_caveat():
     assert not caveats_with("could not be saved", checkpoints(run(), ()))

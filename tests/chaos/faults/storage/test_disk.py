@@ -387,7 +387,7 @@ def test_a_failed_save_is_the_faults_where_it_is_of_this_folder_and_of_its_disk(
 
 @needs_mounts
 def test_why_no_save_of_a_script_failed(script, tmp_path):
-    context, checkpoint = script
+    context, _ = script
     context.watch.feed(replace(STEP, step=25))
     fault = create()
     act = fault.prepare(ResolvedTarget(), context)
@@ -406,7 +406,7 @@ def test_why_no_save_of_a_script_failed(script, tmp_path):
 
 @needs_mounts
 def test_over_the_folder_that_a_rank_works_in_no_disk_is_put(script):
-    context, checkpoint = script
+    context, _ = script
     # This process, which is in a folder of the machine, for a rank.
     rank = OwnedProcess("rank", ProcessId.of(os.getpid()), rank=3)
     processes = SimpleNamespace(rank_processes=lambda ranks: (rank,))
