@@ -60,6 +60,19 @@ def ranks_of_command(command: Sequence[str], folder: Path | None = None) -> tupl
     return None, None
 
 
+def launcher_of_command(command: Sequence[str], folder: Path | None = None) -> str | None:
+    """The name of the launcher that the command starts, `python` where that runs a script itself; None: not known.
+
+    Of several launchers it is the one that starts the ranks; see `ranks_of_command`.
+    """
+    lines = [list(command), *_lines_of_shell(command, folder or Path())]
+    for names in _LAUNCHERS:
+        if any(Path(word).name in names for line in lines for word in line):
+            return names[0]
+    is_python = bool(command) and PYTHON.fullmatch(Path(command[0]).name) is not None
+    return "python" if is_python else None
+
+
 def _counts(given: Mapping[str, str], options: _Options) -> tuple[int | None, int | None]:
     def first(names: tuple[str, ...]) -> int | None:
         return next((number for name in names if (number := _number(given.get(name))) is not None), None)

@@ -19,6 +19,7 @@ from harness.analysis.command.finite_values import NotFinite, find_not_finite
 from harness.analysis.command.fruitless import Fruitless, read_fruitless
 from harness.analysis.command.generations import Overlap, find_overlaps
 from harness.analysis.command.job_length import Baseline, JobLength, measure_length
+from harness.analysis.command.no_restart import NoRestart, read_no_restart
 from harness.analysis.command.observation import Observation, read_observation
 from harness.analysis.command.replica_state import ReplicaComparison, compare_replicas
 from harness.analysis.contained import Shared, could_not
@@ -79,7 +80,6 @@ class Timeline:
     outcome: str | None
     run_ended: str | None
     job_failed: JobFailed | None
-    no_step_seen: NoStepSeen | None
     num_ranks: int | None
     num_paid_ranks: int | None
     steps_planned: int | None
@@ -333,6 +333,17 @@ class Timeline:
         """Whether the job went as far as it could: neither cut off, nor interrupted, nor halted."""
         return self.job_failed is not None or self.run_ended in ("completed", "failed")
 
+    @cached_property
+    def no_step_seen(self) -> NoStepSeen | None:
+        """That a command ended well, and no training step was seen in it."""
+        return None if self.steps.first or self.told is None else next(_of(NoStepSeen, self.told.records), None)
+
+    @cached_property
+    def no_restart(self) -> NoRestart | None:
+        """Why nothing started a command's ranks again, as far as that is known."""
+        started = None if self.told is None else next(_of(JobStarted, self.told.records), None)
+        return read_no_restart(started, self.attempts, self.job_failed)
+
     def continued(self, incident: MeasuredIncident) -> bool | None:
         """Whether training continued after it; see `MeasuredIncident.continued`."""
         if self.no_step_seen is not None:
@@ -467,7 +478,6 @@ def read(told: Told) -> Timeline:
         outcome=job_ended.outcome if job_ended else None,
         run_ended=run_ended.reason if run_ended else None,
         job_failed=next(_of(JobFailed, main), None),
-        no_step_seen=next(_of(NoStepSeen, main), None),
         num_ranks=None if job_started is None else _num_places(job_started),
         num_paid_ranks=None if job_started is None else job_started.num_ranks,
         steps_planned=job_started.steps if job_started else None,

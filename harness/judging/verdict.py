@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
 
+from harness.analysis.command.no_restart import NoRestart, no_restart_words, supervisor_words
 from harness.analysis.contained import as_far_as_it_goes
 from harness.analysis.incident import MeasuredIncident
 from harness.analysis.integrity import first_non_finite
@@ -108,6 +109,10 @@ def judge(
     return Verdict(verdict, EXIT_CODES[verdict], tuple(sentences))
 
 
+def _capital(sentence: str) -> str:
+    return sentence[0].upper() + sentence[1:]
+
+
 def _lower(sentence: str) -> str:
     return sentence[0].lower() + sentence[1:]
 
@@ -186,13 +191,16 @@ def _ending(
         yield from left
     elif failed is not None:
         died_of = any(one.monotonic_seconds <= failed.monotonic_seconds for one in state.of(Injected))
-        said = f"{failed.reason}{_ended_with_its_launcher(state, failed)}"
+        no_restart = None if timeline is None else timeline.no_restart
+        ended = _ended_with_its_launcher(state, failed, no_restart)
+        said = f"{failed.reason}{ended}"
+        cure = "" if ended or no_restart is None else f". {no_restart_words(no_restart)}"
         others = [unplanned_words(loss) for loss in losses if loss.recovery_seconds is None]
         others += _stopped_by_others(state, failed)
         if died_of and others:
-            yield "inconclusive", f"the job did not survive: {said}. {others[-1]}"
+            yield "inconclusive", f"the job did not survive: {said}. {others[-1]}{cure}"
         elif died_of:
-            yield "fail", f"the job did not survive: {said}"
+            yield "fail", f"the job did not survive: {said}{cure}"
         elif is_doubtful:
             yield "inconclusive", f"the job failed, and no injected fault is known: {said}"
         elif has_failed_by_itself(state, failed):
@@ -210,7 +218,7 @@ def _ending(
         yield "inconclusive", "the log was cut off: the end of the run is missing"
 
 
-def _ended_with_its_launcher(state: RunState, failed: JobFailed) -> str:
+def _ended_with_its_launcher(state: RunState, failed: JobFailed, no_restart: NoRestart | None) -> str:
     """That a fault ended the command's own process, which nobody was to start again; else nothing."""
     if failed.exit is None or failed.exit >= 0:
         return ""
@@ -218,7 +226,8 @@ def _ended_with_its_launcher(state: RunState, failed: JobFailed) -> str:
     for one in state.of(Injected):
         pids = {process.get("pid") for process in one.processes if isinstance(process, Mapping)}
         if one.monotonic_seconds <= failed.monotonic_seconds and own & pids:
-            return f": {one.fault} on {one.target} ended the command's own process, and nothing started it again"
+            ended = f"{one.fault} on {one.target} ended the command's own process, and nothing started it again"
+            return f": {ended}. {_capital(supervisor_words(no_restart))} would"
     return ""
 
 

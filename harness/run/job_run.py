@@ -10,6 +10,7 @@ from typing import Any
 
 from chaos.experiment.command_job import CommandConfig, command_text
 from chaos.host.process_table import is_stopped
+from chaos.spec.launcher import launcher_of_command
 from harness.analysis.state import RunState
 from harness.backends.base import AnyConfig, Backend, Outcome, RunningJob
 from mecefo_runtime.system.dilation import NO_DILATION
@@ -126,8 +127,15 @@ class JobRun:
 def facts_of(job: AnyConfig) -> dict[str, Any]:
     """What of a step is known beforehand; of a command nothing is."""
     if isinstance(job, CommandConfig):
-        command = {"runtime": "command", "command": command_text(job.command), "started_in": str(Path.cwd())}
-        return {"tokens_per_step": None, "samples_per_step": None, "dilation_ratio": NO_DILATION, **command}
+        return {
+            "tokens_per_step": None,
+            "samples_per_step": None,
+            "dilation_ratio": NO_DILATION,
+            "runtime": "command",
+            "command": command_text(job.command),
+            "started_in": str(Path.cwd()),
+            "launcher": launcher_of_command(job.command, Path(job.folder) if job.folder else None),
+        }
     return {
         "tokens_per_step": job.emulated_tokens(job.tokens_per_step),
         "samples_per_step": job.samples_per_step,

@@ -30,16 +30,22 @@ class JobStarted(Record):
     runtime: str = "mecefo"
     command: Any = None
     started_in: str | None = None
+    launcher: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptStarted(Record):
-    """A command's ranks were started, for the `attempt_number`-th time: the first of them was heard of."""
+    """A command's ranks were started, for the `attempt_number`-th time: the first of them was heard of.
+
+    Their launcher had restarted them `num_restarts` times by then, and may do so `max_restarts` times (torchrun).
+    """
 
     KIND: ClassVar[str] = "attempt_started"
 
     attempt_number: int
     world_size: int | None = None
+    num_restarts: int | None = None
+    max_restarts: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,7 @@ class Attempt:
     `resumed_after` is the step after which each rank continues that knows it: 0 where it began anew. With
     `is_optimizer_fresh` a rank that continues from a later one did so without the state of its optimizer, whose own
     count before the first step is `optimizer_steps`.
+    Its launcher had restarted the ranks `num_restarts` times, and may do so `max_restarts` times; None: not known.
     """
 
     number: int
@@ -44,6 +45,8 @@ class Attempt:
     resumed_after: Mapping[int, int] = field(default_factory=dict)
     is_optimizer_fresh: bool = False
     optimizer_steps: int | None = None
+    num_restarts: int | None = None
+    max_restarts: int | None = None
 
     @property
     def began_anew(self) -> bool:
@@ -92,6 +95,8 @@ def read_attempts(main: Sequence[Record], steps: Steps) -> tuple[Attempt, ...]:
                 resumed_after=_resumed_after(said),
                 is_optimizer_fresh=fresh is not None,
                 optimizer_steps=None if fresh is None else fresh.optimizer_steps,
+                num_restarts=record.num_restarts,
+                max_restarts=record.max_restarts,
             )
         )
     return tuple(found)

@@ -5,6 +5,7 @@ Decides alone: what is there is told to it, and it acts on nothing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,17 @@ _MAX_ANCESTORS = 32
 _OF_REPLICA_GROUPS = ("REPLICA_GROUP_ID", "NUM_REPLICA_GROUPS", "TORCHFT_LIGHTHOUSE")
 # What tells one start of a launcher's from another one.
 _OF_A_START = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+
+
+# torch 2.11-2.13, `torch/distributed/elastic/agent/server/local_elastic_agent.py`, which Accelerate uses, too.
+_RESTARTS = {"num_restarts": "TORCHELASTIC_RESTART_COUNT", "max_restarts": "TORCHELASTIC_MAX_RESTARTS"}
+_NUMBER = re.compile(r"\d{1,9}")
+
+
+def restarts_of(environment: Mapping[str, str]) -> dict[str, int | None]:
+    """How often the launcher of a rank has restarted the ranks, and how often it may; None: it does not say."""
+    found = {name: environment.get(variable, "") for name, variable in _RESTARTS.items()}
+    return {name: int(text) if _NUMBER.fullmatch(text) else None for name, text in found.items()}
 
 
 @dataclass(slots=True)

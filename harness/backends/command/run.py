@@ -26,7 +26,7 @@ from harness.backends.command.endings import deciding_end
 from harness.backends.command.failing import FailureFacts, failure_reason, is_pipe
 from harness.backends.command.known_states import KnownStates
 from harness.backends.command.launcher_log import OLD_ADDRESSES, STORE_SETTING, LauncherLog
-from harness.backends.command.launches import Launch, Launches, parent_of
+from harness.backends.command.launches import Launch, Launches, parent_of, restarts_of
 from harness.backends.command.log_steps import LogSteps
 from harness.backends.command.processes_by_env import environment_of, listener_on, processes_of_run
 from harness.backends.command.rank_launchers import RankLaunchers, is_shell
@@ -240,7 +240,7 @@ class CommandRun(EndingJob, ABC):
         """It is a rank of that attempt."""
         self._lost.pop(launch.rank, None)
         self._finished.discard(launch.rank)
-        self._begin_attempt(attempt, launch.world_size, launch.began_seconds)
+        self._begin_attempt(attempt, launch.world_size, launch.process, launch.began_seconds)
         owned = OwnedProcess("rank", launch.process, rank=launch.rank, node=launch.node)
         self._tell_start(owned, launch.rank, attempt, launch.began_seconds)
 
@@ -279,7 +279,7 @@ class CommandRun(EndingJob, ABC):
             attempt_of_job = self._attempt + (self._attempt == 0 or attempt > 1)
         else:
             attempt_of_job = attempt
-        self._begin_attempt(attempt_of_job, world_size)
+        self._begin_attempt(attempt_of_job, world_size, process)
         owned = OwnedProcess("rank", process, rank=rank, node=node)
         self._ranks[rank] = owned
         self._rank_launchers.note(rank, process)
@@ -294,12 +294,18 @@ class CommandRun(EndingJob, ABC):
         is_later = attempt > 1 and self._num_steps > 0
         return Start(is_later, self._known_states.steps_by_digest() if is_later else {})
 
-    def _begin_attempt(self, attempt: int, world_size: int, began_seconds: float | None = None) -> None:
-        """The job's ranks are started for that time, if they were not yet."""
+    def _begin_attempt(
+        self, attempt: int, world_size: int, process: ProcessId, began_seconds: float | None = None
+    ) -> None:
+        """The job's ranks are started for that time, if they were not yet; `process` is that of one of them."""
         if attempt > self._attempt:
             self._attempt = attempt
             self._emitter.emit(
-                "attempt_started", monotonic_seconds=began_seconds, attempt_number=attempt, world_size=world_size
+                "attempt_started",
+                monotonic_seconds=began_seconds,
+                attempt_number=attempt,
+                world_size=world_size,
+                **restarts_of(environment_of(process.pid)),
             )
 
     def _tell_start(self, owned: OwnedProcess, rank: int, attempt: int, began_seconds: float | None = None) -> None:

@@ -17,7 +17,7 @@ from chaos.experiment.experiment import experiment_hash, to_yaml
 from chaos.experiment.reading import from_mapping, from_options, load
 from chaos.experiment.schema import json_schema
 from chaos.plan.schedule import make_plan
-from chaos.spec.launcher import ranks_of_command
+from chaos.spec.launcher import launcher_of_command, ranks_of_command
 from tests.chaos.fake_faults import REGISTRY, STRATEGIES
 
 pytestmark = pytest.mark.unit
@@ -221,6 +221,25 @@ def test_a_program_or_a_folder_that_is_not_there_is_refused(tmp_path):
     (tmp_path / "start.sh").write_text("#!/bin/sh\n")
     (tmp_path / "start.sh").chmod(0o755)
     check_command(CommandConfig(("./start.sh",), folder=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("command", "launcher"),
+    [
+        (TORCHRUN, "torchrun"),
+        (("python3", "-m", "torch.distributed.run", "t.py"), "torchrun"),
+        (("/venv/bin/accelerate", "launch", "t.py"), "accelerate"),
+        (("deepspeed", "t.py"), "deepspeed"),
+        (("srun", "torchrun", "t.py"), "torchrun"),
+        (("sh", "-c", "cd x && torchrun t.py"), "torchrun"),
+        (("/venv/bin/python3.12", "t.py", "--lr", "0.1"), "python"),
+        # It may start anything, and again and again.
+        (("sh", "-c", "while ! python t.py; do :; done"), None),
+        (("./train",), None),
+    ],
+)
+def test_the_launcher_is_told_by_the_command(command, launcher):
+    assert launcher_of_command(command) == launcher
 
 
 @pytest.fixture

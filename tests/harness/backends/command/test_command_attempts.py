@@ -87,6 +87,7 @@ def test_attempts_that_die_before_a_step_are_told_with_their_ends(tmp_path):
 
     found = tell(tmp_path, story)
     assert found.of("attempt_started", "attempt_number", "world_size") == [(1, 2), (2, 2)]
+    assert found.of("attempt_started", "num_restarts", "max_restarts") == [(0, None), (1, None)]
     assert found.of("process_started", "started_rank", "rank_attempt") == [(0, 1), (1, 1), (0, 2), (1, 2)]
     exits = found.of("process_exited", "role", "exited_rank", "rank_attempt", "exit")
     assert exits == [("rank", 0, 1, 1), ("rank", 1, 1, 1), ("rank", 0, 2, 3), ("rank", 1, 2, 3)]
