@@ -23,6 +23,9 @@ _GRAMMAR = "METRIC [min|max|mean|median|pNN] [before|during|after] OPERATOR NUMB
 _UNITS = {"seconds": " s", "ratio": " (a ratio)", "rate": " per second", "token_rate": " tokens/s"}
 
 
+_WIDTH = 80
+# Of a job that restarted the checks are those of the built-in job.
+_KINDS = ("built-in", "command")
 _HEADINGS = {
     "run": "of the run: one figure, no aggregate",
     "incident": "of each incident: the largest, unless an aggregate is written",
@@ -75,7 +78,8 @@ def _example(row: dict[str, Any]) -> str:
 
 
 def _vocabulary() -> dict[str, Any]:
-    from harness.judging.gates import AGGREGATES, BUILTIN_GATES, OPERATORS
+    from harness.judging.always_checked import CHECKS, GATES, JOBS
+    from harness.judging.gates import AGGREGATES, OPERATORS
     from harness.judging.series import PERIODS
 
     return {
@@ -83,7 +87,10 @@ def _vocabulary() -> dict[str, Any]:
         "aggregates": [*AGGREGATES, "pNN"],
         "periods": list(PERIODS),
         "operators": list(OPERATORS),
-        "always": list(BUILTIN_GATES),
+        "always": list(GATES["built-in"]),
+        "jobs": dict(JOBS),
+        "always_of_job": {job: list(expressions) for job, expressions in GATES.items()},
+        "checks": [check.to_dict() for check in CHECKS],
         "metrics": _metrics(),
     }
 
@@ -118,7 +125,9 @@ def _metrics() -> list[dict[str, Any]]:
 
 def _lines(document: dict[str, Any], width: int) -> Iterator[str]:
     yield from wrap(document["grammar"], width)
-    yield from wrap(f"always checked: {', '.join(document['always'])}", width)
+    yield ""
+    for line in _always_lines(document):
+        yield from wrap(line, width)
     for kind, heading in _HEADINGS.items():
         yield ""
         yield from wrap(heading, width)
@@ -128,6 +137,22 @@ def _lines(document: dict[str, Any], width: int) -> Iterator[str]:
                 yield from beside(f"{mark} {metric['name']}", f"{metric['about']}{_units(metric)}", 38, width)
     yield ""
     yield from wrap("* may have abort_on_fail, with < or <=: it is known to fail before the run has ended", width)
+
+
+def _always_lines(document: dict[str, Any]) -> Iterator[str]:
+    """The gates and checks that hold without being asked for, by the jobs that have them."""
+    jobs, checks = document["jobs"], document["checks"]
+    yield "always checked, without being asked for:"
+    for job, expressions in document["always_of_job"].items():
+        yield f"  {jobs[job]}: {', '.join(expressions)}"
+    of_all = [check for check in checks if len(check["jobs"]) == len(jobs)]
+    for heading, own in (
+        ("any job", of_all),
+        *((jobs[job], [check for check in checks if job in check["jobs"] and check not in of_all]) for job in _KINDS),
+    ):
+        yield f"besides its gates, {heading} passes only if"
+        for check in own:
+            yield f"  - {check['about']} (else {', '.join(check['verdicts'])})"
 
 
 def _units(row: dict[str, Any]) -> str:

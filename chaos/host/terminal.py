@@ -1,12 +1,13 @@
 """The width of the terminal, and text that fits it.
 
 One rule for everything on standard output: the width is COLUMNS where that is set, else the terminal's, else 80. Prose
-takes at most `MAX_TEXT_COLUMNS` of it. A word is never broken, so that a path can be copied; a line that is a command
-is not wrapped, see `print_text` in `chaos.commands.shared.output`.
+takes at most `MAX_TEXT_COLUMNS` of it. A word is never broken, so that a path can be copied, nor a command in backquotes; a line that is a
+command is not wrapped, see `print_text` in `chaos.commands.shared.output`.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 
@@ -14,6 +15,8 @@ MAX_TEXT_COLUMNS = 100
 """Longer lines of prose are hard to read, however wide the terminal is."""
 _DEFAULT_COLUMNS = 80
 _MIN_COLUMNS = 40
+# What stands in backquotes is to be copied: a command is never parted.
+_WORD = re.compile(r"( *)((?:`[^`]*`|[^ ])+)")
 # A second column that would be narrower stands below the first.
 _MIN_BESIDE_COLUMNS = 24
 
@@ -56,14 +59,14 @@ def wrap(line: str, width: int, hanging: int | None = None) -> list[str]:
     hanging = indent + 2 if hanging is None else hanging
     lines, current, used = [], " " * indent, indent
     is_empty = True
-    for word in text.split():
-        needed = cells(word) + (0 if is_empty else 1)
+    for gap, word in _WORD.findall(text):
+        # The spaces within a line stay: they may align something.
+        needed = cells(gap + word)
         if not is_empty and used + needed > width:
             lines.append(current)
             current, used, is_empty = " " * hanging, hanging, True
-            needed = cells(word)
-        current += word if is_empty else f" {word}"
-        used += needed
+        current += word if is_empty else gap + word
+        used += cells(word) if is_empty else needed
         is_empty = False
     return [*lines, current]
 

@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from math import ceil, floor, isfinite
 from statistics import fmean, median
 
-from harness.analysis.command.attempts import COMMAND_RUNTIME
+from harness.judging.always_checked import GATES, kind_of_job
 from harness.judging.incomplete_runs import unfinished
 from harness.judging.metrics import METRICS, Metric, find, nearest
 from harness.judging.series import PERIODS, SERIES, NoValue, Period, Recorded, Series
 from harness.judging.series import find as find_series
 from harness.judging.summary import GateResult, Summary
 from harness.judging.units import SCALES, Unit, written
-from mecefo_runtime.planners import stops_on_loss
 from mecefo_runtime.system.events import MAIN_JOB
 from mecefo_runtime.system.job_records import StepCommitted
 from mecefo_runtime.system.record import Record
@@ -45,10 +44,6 @@ AGGREGATES: Mapping[str, Callable[[Sequence[float]], float]] = {
     "mean": fmean,
     "median": median,
 }
-BUILTIN_GATES = ("steps_lost == 0", "samples_lost == 0", "unrecovered_incidents == 0")
-"""What counts in every run of our runtime, asked for or not."""
-_BUILTIN_GATES_OF_A_COMMAND = ("unrecovered_incidents == 0",)
-_BUILTIN_GATES_OF_A_RESTART = ("samples_lost == 0", "unrecovered_incidents == 0")
 # More names than that are listed by `chaos gates`, not by a message.
 _MAX_LISTED = 12
 
@@ -213,15 +208,13 @@ def builtin_gates(runtime: object, strategy: str | None = None, *, went_back: bo
     others where a job `went_back`, since no living peer had all of the state. For an external job it is only that it
     recovers: which samples its steps used cannot be seen.
     """
-    if runtime != COMMAND_RUNTIME and (stops_on_loss(strategy) or went_back):
-        return _BUILTIN_GATES_OF_A_RESTART
-    return _BUILTIN_GATES_OF_A_COMMAND if runtime == COMMAND_RUNTIME else BUILTIN_GATES
+    return GATES[kind_of_job(runtime, strategy, went_back=went_back)]
 
 
 def evaluate_all(
     expressions: Iterable[str],
     summary: Summary,
-    builtins: Sequence[str] = BUILTIN_GATES,
+    builtins: Sequence[str] = GATES["built-in"],
     recorded: Recorded | None = None,
     ended_by: Aborted | None = None,
 ) -> list[GateResult]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from harness.analysis.timeline import Timeline
 from harness.analysis.undecided import LEFT_IN_ORDER
 from harness.analysis.violations import find_diverged_units
 from harness.analysis.words import count, name_ranks
+from harness.judging.always_checked import CheckCode, checks_of, kind_of_job
 from harness.judging.caveats import overlap_words, ranks_differ_words, unplanned_words
 from harness.judging.own_failures import has_failed_by_itself, idle_words, no_step_words, own_failures
 from harness.judging.summary import GateResult, Summary, UnplannedLossSummary
@@ -45,9 +47,20 @@ A failure outranks what is inconclusive: gates leave unverified incidents out, s
 that was seen, and nothing that is still unknown can take that back.
 """
 
-Reasons = Callable[[], Iterable[tuple[Outcome, str]]]
+Reason = tuple[Outcome, str]
 # Of the units that differ.
 _NAMED_UNITS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """All that a verdict follows from."""
+
+    state: RunState
+    timeline: Timeline | None
+    summary: Summary
+    gates: Sequence[GateResult]
+    doubts: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,25 +85,8 @@ def judge(
     `timeline` is None when it could not be made out; `problems` are the checks that broke down: either makes the
     verdict inconclusive at best. With `doubts` about the log it is no failure either that may be one of missing lines.
     """
-    losses = summary.unplanned_losses
-    parts: list[Reasons] = [
-        lambda: _left_behind(state),
-        lambda: _ending(state, timeline, losses, is_doubtful=bool(doubts)),
-        # Before the gates that fail of it.
-        *_wrong_to_the_end(state, timeline, summary, doubts),
-        lambda: _gate_reasons(gates, losses) if not doubts else (),
-        lambda: _end_by_a_gate(state, gates),
-    ]
-    if timeline is not None:
-        parts += [
-            lambda: _unless(doubts, _incident_reasons(timeline, losses, _is_without_faults(state))),
-            lambda: _mixed_reasons(timeline, losses),
-            lambda: (("inconclusive", one.words) for one in unfinished_repairs(timeline) if one.had_time),
-            lambda: _unless(doubts, ((one.outcome, one.words) for one in own_failures(timeline))),
-            lambda: (
-                ("inconclusive", _lower(ranks_differ_words(one))) for one in timeline.attempts[1:] if one.ranks_differ
-            ),
-        ]
+    case = _Case(state, timeline, summary, gates, tuple(doubts))
+    parts = [partial(_REASONS[check.code], case) for check in checks_of(kind_of_job(summary.runtime))]
     found: list[tuple[Outcome, str]] = [("inconclusive", problem) for problem in (*doubts, *problems)]
     for part in parts:
         failed: list[str] = []
@@ -115,22 +111,6 @@ def _capital(sentence: str) -> str:
 
 def _lower(sentence: str) -> str:
     return sentence[0].lower() + sentence[1:]
-
-
-def _wrong_to_the_end(
-    state: RunState, timeline: Timeline | None, summary: Summary, doubts: Sequence[str]
-) -> Iterable[Reasons]:
-    """What the job did wrong although it trained on."""
-    if timeline is None:
-        return [lambda: _loss_without_a_timeline(state)]
-    return [
-        lambda: _data_reasons(timeline, summary),
-        lambda: (
-            _divergence(state, summary) if timeline.replicas is None else _unless(doubts, _differing_replicas(timeline))
-        ),
-        lambda: _lost_parameters(timeline),
-        lambda: _overlapping_generations(timeline),
-    ]
 
 
 def _unless(doubts: Sequence[str], reasons: Iterable[tuple[Outcome, str]]) -> Iterable[tuple[Outcome, str]]:
@@ -438,3 +418,55 @@ def _divergence(state: RunState, summary: Summary) -> Iterable[tuple[Outcome, st
 
 def _listed(things: object) -> str:
     return ", ".join(str(thing) for thing in things) if isinstance(things, list | tuple) else str(things)
+
+
+def _of_timeline(find: Callable[[_Case, Timeline], Iterable[Reason]]) -> Callable[[_Case], Iterable[Reason]]:
+    """A check that has nothing to go by where the timeline could not be made out."""
+    return lambda case: () if case.timeline is None else find(case, case.timeline)
+
+
+def _finite_loss(case: _Case) -> Iterable[Reason]:
+    if case.timeline is None:
+        return _loss_without_a_timeline(case.state)
+    return _data_reasons(case.timeline, case.summary)
+
+
+def _equal_replicas(case: _Case) -> Iterable[Reason]:
+    if case.timeline is None:
+        return ()
+    if case.timeline.replicas is None:
+        return _divergence(case.state, case.summary)
+    return _unless(case.doubts, _differing_replicas(case.timeline))
+
+
+_REASONS: Mapping[CheckCode, Callable[[_Case], Iterable[Reason]]] = {
+    "leftovers": lambda case: _left_behind(case.state),
+    "end": lambda case: _ending(
+        case.state, case.timeline, case.summary.unplanned_losses, is_doubtful=bool(case.doubts)
+    ),
+    "finite_loss": _finite_loss,
+    "equal_replicas": _equal_replicas,
+    "finite_parameters": _of_timeline(lambda _, timeline: _lost_parameters(timeline)),
+    "one_generation": _of_timeline(lambda _, timeline: _overlapping_generations(timeline)),
+    "gates": lambda case: () if case.doubts else _gate_reasons(case.gates, case.summary.unplanned_losses),
+    "abort": lambda case: _end_by_a_gate(case.state, case.gates),
+    "verified_and_recovered": _of_timeline(
+        lambda case, timeline: _unless(
+            case.doubts,
+            _incident_reasons(timeline, case.summary.unplanned_losses, _is_without_faults(case.state)),
+        )
+    ),
+    "unexplained_losses": _of_timeline(lambda case, timeline: _mixed_reasons(timeline, case.summary.unplanned_losses)),
+    "repairs": _of_timeline(
+        lambda _, timeline: (("inconclusive", one.words) for one in unfinished_repairs(timeline) if one.had_time)
+    ),
+    "own_failures": _of_timeline(
+        lambda case, timeline: _unless(case.doubts, ((one.outcome, one.words) for one in own_failures(timeline)))
+    ),
+    "same_step": _of_timeline(
+        lambda _, timeline: (
+            ("inconclusive", _lower(ranks_differ_words(one))) for one in timeline.attempts[1:] if one.ranks_differ
+        )
+    ),
+}
+"""The reasons that each check of `always_checked.CHECKS` yields; which of them a job has stands there."""

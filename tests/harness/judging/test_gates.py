@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.judging.gates import BUILTIN_GATES, Gate, GateError, HaltCondition, aggregate, evaluate, evaluate_all
+from harness.judging.always_checked import GATES
+from harness.judging.gates import Gate, GateError, HaltCondition, aggregate, evaluate, evaluate_all
 from harness.judging.metrics import METRICS
 from harness.judging.summarize import summarize
 from harness.judging.summary import IncidentSummary, Summary
@@ -288,7 +289,7 @@ def test_every_metric_is_in_a_real_summary():
 def test_the_builtin_gates_always_count():
     summary = summary_of(steps_lost=1, samples_lost=0, unrecovered_incidents=None)
     results = evaluate_all(["steps_lost < 5"], summary)
-    assert [result.expression for result in results] == ["steps_lost < 5", *BUILTIN_GATES]
+    assert [result.expression for result in results] == ["steps_lost < 5", *GATES["built-in"]]
     assert [result.builtin for result in results] == [False, True, True, True]
     assert [result.passed for result in results] == [True, False, True, None]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from harness.analysis.state import build
-from harness.judging.gates import BUILTIN_GATES, builtin_gates
+from harness.judging.always_checked import GATES
+from harness.judging.gates import builtin_gates
 from harness.judging.summarize import summarize
 from harness.report import history, wording
 from harness.report.curves import trace
@@ -144,7 +145,7 @@ def test_who_takes_over_loses_no_step_but_those_that_nobody_living_had():
 
 
 def test_a_strategy_is_held_to_what_it_promises():
-    assert builtin_gates("mecefo", "mecefo") == builtin_gates("mecefo", "no-such-strategy") == BUILTIN_GATES
+    assert builtin_gates("mecefo", "mecefo") == builtin_gates("mecefo", "no-such-strategy") == GATES["built-in"]
     assert builtin_gates("mecefo", "checkpoint") == ("samples_lost == 0", "unrecovered_incidents == 0")
     assert builtin_gates("mecefo", "mecefo", went_back=True) == builtin_gates("mecefo", "checkpoint")
     assert builtin_gates("command", None) == ("unrecovered_incidents == 0",)
