@@ -23,7 +23,6 @@ _GRAMMAR = "METRIC [min|max|mean|median|pNN] [before|during|after] OPERATOR NUMB
 _UNITS = {"seconds": " s", "ratio": " (a ratio)", "rate": " per second", "token_rate": " tokens/s"}
 
 
-_WIDTH = 80
 # Of a job that restarted the checks are those of the built-in job.
 _KINDS = ("built-in", "command")
 _HEADINGS = {
