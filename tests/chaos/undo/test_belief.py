@@ -312,7 +312,7 @@ class TestRegistered:
         said = " ".join(capsys.readouterr().out.split())
         assert f" {folder}/.ballast-1" in said and f"{outside}/.ballast-1 is in none of the folders" in said
         assert run_cli(["heal"]) == 6
-        said = capsys.readouterr().out
+        said = " ".join(capsys.readouterr().out.split())
         assert "incident 0 (fill-disk): undone" in said
         assert f"incident 1 (fill-disk) is NOT undone: {outside}/.ballast-1 is in none of the folders" in said
         assert "incident 2 (fill-disk) is NOT undone" in said and "reached through a link" in said
