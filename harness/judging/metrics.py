@@ -104,6 +104,8 @@ class Metric:
     def _of(self, figures: Summary | IncidentSummary) -> float | None:
         value: Any = figures
         for key in self.path or (self.name,):
+            if value is None:
+                return None
             value = value.get(key) if isinstance(value, Mapping) else getattr(value, key)
         if isinstance(value, tuple):
             return float(len(value))
@@ -333,6 +335,15 @@ METRICS: Mapping[str, Metric] = {
         Metric("degraded_share_ratio", "ratio", "share of samples x layers computed approximately"),
         Metric("projected_share_ratio", "ratio", "share of samples x layers with low-rank weight gradients alone"),
         Metric(
+            "approximated_layers",
+            "number",
+            "layers that one step approximated at most, over all replicas",
+            ("approximation", "approximated_layers"),
+            why_missing="the strategy of the job never approximates, or no step was committed",
+            only_grows=True,
+            is_count=True,
+        ),
+        Metric(
             "unfit_steps",
             "number",
             "rejected steps: recomputed or skipped because of their values",
@@ -409,6 +420,14 @@ METRICS: Mapping[str, Metric] = {
             "recovery_seconds",
             "fault to the first step begun and committed after it, of a job that recovered",
             is_membership=False,
+            why_missing=_WHY_NOT_RECOVERED,
+        ),
+        Metric(
+            "recovery_steps",
+            "number",
+            "the same in usual steps: as a multiple of the median step before the first fault",
+            is_per_incident=True,
+            better="lower",
             why_missing=_WHY_NOT_RECOVERED,
         ),
         _phase(

@@ -14,7 +14,7 @@ from harness.analysis.incident import MeasuredIncident
 from harness.analysis.integrity import first_non_finite
 from harness.analysis.regroups import StateRestore
 from harness.analysis.state import EventLog, RunState, state_of
-from harness.analysis.steps import WARM_UP_STEPS, WORK_UNITS, median_step_seconds, median_work_per_second
+from harness.analysis.steps import WARM_UP_STEPS, WORK_UNITS, CommittedStep, median_step_seconds, median_work_per_second
 from harness.analysis.timeline import Timeline
 from harness.analysis.violations import find_diverged_units
 from harness.judging.caveats import caveats
@@ -30,6 +30,7 @@ from mecefo_runtime.system.job_records import (
     JobEnded,
     JobStarted,
     LayoutTold,
+    OtherQualityPlanned,
     RankFinished,
     RatingsAgreed,
     Regrouped,
@@ -182,6 +183,7 @@ def _figures(state: RunState, times: Timeline | None, problems: _Problems) -> Su
     known["projected_share_ratio"] = problems.attempt(
         "approximation", lambda: approximation.projected_share_ratio(state.of(LayoutTold), steps)
     )
+    known["approximation"] = problems.attempt("approximation", lambda: _approximation(state, steps))
     known["unfit_steps"] = sum(1 for _ in state.of(StepUnfit))
     seconds = problems.attempt("compute", lambda: integrity.compute_seconds(finished))
     known["compute_cpu_seconds"] = None if seconds is None else seconds[0]
@@ -227,6 +229,15 @@ def _identity(state: RunState, times: Timeline | None) -> dict[str, Any]:
         "data_parallel": job.get("data_parallel") if isinstance(job, Mapping) else None,
         "pipeline_bubble_ratio": _bubble_ratio(job) if isinstance(job, Mapping) else None,
     }
+
+
+def _approximation(state: RunState, steps: Sequence[CommittedStep]) -> approximation.Approximation | None:
+    """How much was approximated, and what another quality would have led to, of a strategy that may do so."""
+    started = state.first_of(RunStarted)
+    job = started.experiment.get("job") if started and isinstance(started.experiment, Mapping) else None
+    if not isinstance(job, Mapping):
+        return None
+    return approximation.measure(state.of(LayoutTold), state.of(OtherQualityPlanned), steps, job)
 
 
 def _bubble_ratio(job: Mapping[str, Any]) -> float | None:
@@ -435,6 +446,7 @@ def _incident_summary(
     recovered: bool | None,
 ) -> IncidentSummary:
     own = None if segments is None else accounting.account(segments)
+    usual_seconds = median_step_seconds(times.baseline)
     said = None if named is None else named.by_incident.get(incident.incident)
     return IncidentSummary(
         incident=incident.incident,
@@ -457,6 +469,9 @@ def _incident_summary(
         attempt=attempt_at(times.attempts, incident.injected),
         recovery_attempt=incident.committed_epoch if times.runtime == COMMAND_RUNTIME else None,
         recovery_seconds=incident.recovery_seconds,
+        recovery_steps=incident.recovery_seconds / usual_seconds
+        if incident.recovery_seconds is not None and usual_seconds
+        else None,
         progress_seconds=incident.progress_seconds,
         detection_seconds=incident.detection_seconds,
         notice_seconds=incident.notice_seconds,

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from harness.analysis.approximation import Approximation
 from harness.analysis.regroups import StateRestore
 from harness.judging.units import Unit
 
@@ -76,6 +77,7 @@ class IncidentSummary:
     `evidence` is what was seen of its effect, `unverified_reason` why none was. `recovered` is None where nobody knows;
     `undecided` is a code for that, where the run could not tell (see `harness.analysis.undecided`).
     With `is_of_launcher` it took away the launcher of a command, or its store: only a later attempt is a recovery.
+    `recovery_steps` is the recovery as a multiple of the median step before the first fault, the usual step.
     `violations` are codes (`harness.analysis.violations.CODES`) of what the job did wrong to the end of the run and
     this incident answers for: it trained on, `continued_seconds` after the fault, and has not recovered.
     `state_restored` is the one of the run's `state_restores` that it led to, `at_seconds` counted from the job's start.
@@ -101,6 +103,7 @@ class IncidentSummary:
     attempt: int | None = None
     recovery_attempt: int | None = None
     recovery_seconds: float | None = None
+    recovery_steps: float | None = None
     progress_seconds: float | None = None
     detection_seconds: float | None = None
     notice_seconds: float | None = None
@@ -265,6 +268,7 @@ class Summary:
     diverged_units: int | None = None
     degraded_share_ratio: float | None = None
     projected_share_ratio: float | None = None
+    approximation: Approximation | None = None
     unfit_steps: int | None = None
     checkpoints_failed: int | None = None
     compute_cpu_seconds: float | None = None
@@ -294,7 +298,9 @@ class Summary:
             key: _read(Throughput, raw.get(key) or {})
             for key in ("throughput_per_second", "throughput_tokens_per_second")
         }
-        nested = {**speeds, "emulated": emulated, "state_restores": restores}
+        said = raw.get("approximation")
+        approximation = None if said is None else Approximation.from_json(said)
+        nested = {**speeds, "emulated": emulated, "state_restores": restores, "approximation": approximation}
         return _read(cls, {**raw, **nested, "incidents": incidents, "unplanned_losses": losses, "gates": gates})
 
 

@@ -174,9 +174,9 @@ def _incident_table(incidents: Sequence[IncidentSummary]) -> list[str]:
         return []
     rows = []
     for incident in incidents:
-        seconds = wording.recovery_seconds(incident)
-        recovery = name_seconds(seconds) if seconds is not None else wording.recovery_words(incident) or "-"
-        if seconds is not None and incident.state_restored is not None:
+        took = wording.recovery_text(incident)
+        recovery = took or wording.recovery_words(incident) or "-"
+        if took is not None and incident.state_restored is not None:
             recovery += f", state from {incident.state_restored.rung}"
         title = _text(wording.incident_title(incident))
         rows.append(f"| {title} | {_text(wording.effect_words(incident))} | {_text(recovery)} |")
@@ -196,6 +196,7 @@ def _figures(summary: Summary) -> list[str]:
             wording.percent,
         ),
         ("time of the job", summary.wall_clock_seconds, name_seconds),
+        ("approximation", wording.approximation_words(summary), _text),
     ]
     known = [f"| {words} | {write(value)} |" for words, value, write in rows if value is not None]
     return ["", "| figure | |", "|---|---:|", *known] if known else []

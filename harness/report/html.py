@@ -159,7 +159,7 @@ def _drawn(what: str, draw: Callable[[int], Markup], broken: _Broken) -> Markup:
 
 def _tiles(summary: Summary) -> list[tuple[str, str, str]]:
     """(figure, what it is, half a sentence of what that means), only for what was measured."""
-    recoveries = [s for i in summary.incidents if (s := wording.recovery_seconds(i)) is not None]
+    recoveries = [(s, i.recovery_steps) for i in summary.incidents if (s := wording.recovery_seconds(i)) is not None]
     tiles: list[tuple[str, str, str]] = []
     gates = summary.gates
     if gates:
@@ -167,7 +167,9 @@ def _tiles(summary: Summary) -> list[tuple[str, str, str]]:
         tiles.append((f"{hold} of {len(gates)}", "gates passed", "pass criteria of this run"))
     if recoveries:
         worst = "the longest, " if len(recoveries) > 1 else ""
-        tiles.append((name_seconds(max(recoveries)), "recovery", f"{worst}from the fault to the next committed step"))
+        seconds, steps = max(recoveries, key=lambda recovery: recovery[0])
+        usual = f"; {words}" if (words := wording.usual_steps(steps)) else ""
+        tiles.append((name_seconds(seconds), "recovery", f"{worst}from the fault to the next committed step{usual}"))
     if summary.throughput_drop_ratio is not None:
         change = f"{-summary.throughput_drop_ratio:+.1%}".replace("-", "\N{MINUS SIGN}")
         noise = summary.throughput_noise_ratio
@@ -189,7 +191,6 @@ def _tiles(summary: Summary) -> list[tuple[str, str, str]]:
 def _incident(index: int, incident: IncidentSummary, past: History, broken: _Broken) -> dict[str, Any]:
     number = incident.incident
     way = past.ways.get(number, Way((), ())) if incident.verified else Way((), ())
-    recovery = wording.recovery_seconds(incident)
     return {
         "number": number,
         "title": _sentence(wording.incident_title(incident)),
@@ -203,7 +204,8 @@ def _incident(index: int, incident: IncidentSummary, past: History, broken: _Bro
         "bar": _drawn(f"incident {number}", lambda width: bars.recovery(f"recovery-{index}", way, width), broken),
         "parts": [(key, words, name_seconds(seconds)) for key, words, seconds in way.parts],
         "milestones": _milestones(way),
-        "recovery": None if recovery is None else name_seconds(recovery),
+        "recovery": wording.recovery_text(incident),
+        "short_recovery": name_seconds(wording.recovery_seconds(incident)),
         "how": wording.how_it_recovered(incident),
         "state": None if incident.state_restored is None else wording.state_words(incident.state_restored),
         "failure": wording.recovery_words(incident),

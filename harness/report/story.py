@@ -205,6 +205,8 @@ def _cost(summary: Summary) -> Iterator[str]:
     if summary.loss_deviation_ratio is not None:
         apart = wording.percent(summary.loss_deviation_ratio, 2)
         yield f"Its final loss differs by {apart} from that of the fault-free baseline."
+    if words := wording.approximation_words(summary):
+        yield f"Approximation: {words}"
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -79,6 +79,7 @@ class _Report:
             ("recovery", self._recoveries),
             ("speed", self._speed),
             ("loss", self._loss),
+            ("approximation", self._approximation),
             ("time", self._time),
             ("gates", self._gates),
             ("caveats", self._caveats),
@@ -178,7 +179,7 @@ class _Report:
         if failure:
             self._paragraph(failure)
         if recovery is not None:
-            self._row(wording.recovery_label(incident), name_seconds(recovery), style="bold")
+            self._row(wording.recovery_label(incident), wording.recovery_text(incident) or "", style="bold")
         for words, seconds in wording.later_rows(incident):
             self._row(words, name_seconds(seconds))
         if how := wording.how_it_recovered(incident):
@@ -234,6 +235,11 @@ class _Report:
             return
         self._row("final loss of the fault-free baseline", f"{twin:.4f}")
         self._row("difference", wording.percent(self._summary.loss_deviation_ratio, 2), style="bold")
+
+    def _approximation(self) -> None:
+        if words := wording.approximation_words(self._summary):
+            self._head("Approximation")
+            self._paragraph(words)
 
     def _time(self) -> None:
         wall = self._summary.wall_clock_seconds

@@ -18,6 +18,7 @@ from harness.analysis.words import (
     when,
 )
 from harness.judging.summary import GateResult, IncidentSummary, Summary
+from mecefo_runtime.planners.mecefo import PROJECTED_LOSS_RATIO
 
 VERDICTS: Mapping[str, str] = {
     "pass": "Every fault was verified, the job recovered from each, and all gates passed.",
@@ -94,6 +95,60 @@ def _has_failed_by_itself(summary: Summary) -> bool:
 
 def _has_never_trained(summary: Summary) -> bool:
     return summary.verdict == "error" and bool(summary.command) and summary.job_outcome == "failed"
+
+
+def approximation_words(summary: Summary) -> str | None:
+    """How many layers a run approximated, why no more, and what another quality would have led to, as predicted.
+
+    None of a strategy that never approximates.
+    """
+    found = summary.approximation
+    if found is None:
+        return None
+    words = _approximated(found.degraded_layers, found.projected_layers, found.num_layers)
+    if found.steps:
+        words += f" in {found.steps} of {count(summary.steps_committed or found.steps, 'step')}"
+    elif found.steps_with_fewer_ranks:
+        words += f" in the {count(found.steps_with_fewer_ranks, 'step')} with fewer ranks"
+    why = _WHY_APPROXIMATED.get(found.reason, "").format(
+        quality=f"quality {found.quality}",
+        saved=percent(found.projected_saved_ratio, 0),
+        least=percent(PROJECTED_LOSS_RATIO, 0),
+        strategy=f"strategy {summary.strategy}",
+    )
+    words += f": {why}." if why else "."
+    other, drop = found.other, found.predicted_drop_ratio
+    if other is not None:
+        words += f" With --quality {other.quality}: {_approximated(other.degraded_layers, other.projected_layers)}"
+        if other.predicted_drop_ratio is not None and drop is not None:
+            words += f", predicted throughput drop {percent(other.predicted_drop_ratio)} instead of {percent(drop)}"
+        words += "."
+    elif drop is not None:
+        words += f" Predicted throughput drop: {percent(drop)}."
+    return one_line(words)
+
+
+_WHY_APPROXIMATED: Mapping[str, str] = {
+    "no_fewer_ranks": "no step ran with fewer ranks",
+    "exact_is_fast_enough": "exact layers keep the failure-free speed",
+    "quality_allows_none": "{quality} allows none",
+    "projection_saves_too_little": "{quality} degrades none, and projects one only where that saves more than {least} "
+    "of its time (here {saved})",
+    "none_is_faster": "{quality} allows some, but none makes a step shorter",
+    "no_takeover": "no rank took over the layers of another",
+    "all_of_the_neighbour": "{strategy} approximates all layers of a rank that takes over others",
+    "keeps_speed": "{quality}, as many as keep the failure-free speed",
+    "all_that_help": "{quality}, all that it allows and that make a step shorter",
+    "no_exact_layout": "{quality} allows none, but no exact layout fits into memory",
+}
+
+
+def _approximated(num_degraded: int, num_projected: int, num_layers: int | None = None) -> str:
+    """`8 layers degraded` or, with `num_layers`, `8 of 16 layers degraded`; or `projected`, or both."""
+    first = num_degraded or num_projected
+    how = "degraded" if num_degraded else "projected" if num_projected else "approximated"
+    number = count(first, "layer") if num_layers is None else f"{first} of {count(num_layers, 'layer')}"
+    return f"{number} {how}" + (f" and {num_projected} projected" if num_degraded and num_projected else "")
 
 
 def twin_rows(summary: Summary) -> Iterator[tuple[str, str]]:
@@ -224,6 +279,23 @@ def _noticed_late(incident: IncidentSummary) -> bool:
 def recovery_seconds(incident: IncidentSummary) -> float | None:
     """From the fault to the next committed step; None where there was none, or no effect to recover from."""
     return incident.recovery_seconds if incident.verified else None
+
+
+def recovery_text(incident: IncidentSummary) -> str | None:
+    """`0.33 s (1.9 usual steps)`: how long the recovery took; None as with `recovery_seconds`."""
+    seconds, steps = recovery_seconds(incident), incident.recovery_steps
+    if seconds is None:
+        return None
+    usual = usual_steps(steps)
+    return f"{name_seconds(seconds)}{f' ({usual})' if usual else ''}"
+
+
+def usual_steps(steps: float | None) -> str:
+    """A time as a multiple of the median step before the first fault: `1.9 usual steps`.
+
+    Empty if it is unknown, and from 100 on: such a time does not depend on the length of a step.
+    """
+    return "" if steps is None or steps >= 100 else f"{steps:.1f} usual steps"
 
 
 def how_it_recovered(incident: IncidentSummary) -> str | None:

@@ -115,6 +115,11 @@ def quality_of(name: str | float) -> Quality:
     return Quality(name, 0.0)
 
 
+def other_quality(limits: Quality) -> str:
+    """The quality to compare `limits` with: `speed`, which approximates most, and the default where that is in use."""
+    return "auto" if limits == QUALITIES["speed"] else "speed"
+
+
 RejectedStepPolicy = Literal["commit", "repeat", "skip", "evict"]
 Pacing = Literal["rated", "measured", "off"]
 

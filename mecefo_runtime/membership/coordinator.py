@@ -48,13 +48,20 @@ from mecefo_runtime.comm.messages import (
     from_supervisor,
     to_wire,
 )
-from mecefo_runtime.job.config import JOB_FAILED, JobConfig
+from mecefo_runtime.job.config import JOB_FAILED, JobConfig, Quality, other_quality
 from mecefo_runtime.job.protection import SnapshotOffers
 from mecefo_runtime.job.state_source import Source, Version
 from mecefo_runtime.membership.coordinator_checkpoint import CoordinatorCheckpoint
 from mecefo_runtime.membership.member_table import Stage
 from mecefo_runtime.membership.membership import Membership
-from mecefo_runtime.planners import find, goes_back_to, placement_of, stops_on_loss, with_fixed_settings
+from mecefo_runtime.planners import (
+    find,
+    goes_back_to,
+    has_quality,
+    placement_of,
+    stops_on_loss,
+    with_fixed_settings,
+)
 from mecefo_runtime.prediction.predicted_costs import predict_costs
 from mecefo_runtime.recovery.places import filling_places
 from mecefo_runtime.recovery.regroup import CannotGoOn, Rules
@@ -113,6 +120,7 @@ class Coordinator:
         self._catching_up: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
         self._bug: Exception | None = None
+        quality = Quality(job.degraded_share_limit, job.projected_share_limit)
         self._membership = Membership(
             Rules(
                 cluster=job.cluster(),
@@ -121,6 +129,7 @@ class Coordinator:
                 health=job.health,
                 degraded_share_limit=job.degraded_share_limit,
                 projected_share_limit=job.projected_share_limit,
+                other_quality=other_quality(quality) if has_quality(job.strategy) else None,
                 placement=placement_of(job),
                 newest_checkpoint=lambda refused: _newest_or_stop(job, refused),
                 rejected_checkpoints=lambda after_step: rejected_checkpoints(job, after_step),

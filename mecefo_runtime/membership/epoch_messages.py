@@ -8,6 +8,7 @@ from typing import Any
 from mecefo_runtime.comm.messages import Form
 from mecefo_runtime.job.contribution import Completion
 from mecefo_runtime.job.costs import Costs
+from mecefo_runtime.job.layout import Cluster, configured_layout
 from mecefo_runtime.job.snapshot_interval import Failures
 from mecefo_runtime.membership.member_table import Member
 from mecefo_runtime.prediction.step_time import step_seconds
@@ -57,7 +58,7 @@ def form_message(
     )
 
 
-def layout_fields(plan: RegroupPlan, costs: Costs) -> dict[str, Any]:
+def layout_fields(plan: RegroupPlan, cluster: Cluster, costs: Costs) -> dict[str, Any]:
     """What the event `layout` says of `plan`."""
     return {
         "members": list(plan.members),
@@ -70,6 +71,7 @@ def layout_fields(plan: RegroupPlan, costs: Costs) -> dict[str, Any]:
         "commit_step": plan.decision.commit.step if plan.decision.commit else None,
         "resume_step": plan.decision.committed_step + 1,
         "predicted_step_seconds": step_seconds(plan.layout, costs),
+        "failure_free_step_seconds": step_seconds(configured_layout(cluster), costs),
         **({} if (shards := plan.layout.assignment) is None else {"stack_depth": shards.depth}),
         **({} if plan.completion is None else _completion_fields(plan.completion, plan.layout.num_microbatches)),
     }

@@ -30,6 +30,7 @@ from mecefo_runtime.membership.member_table import Effects, Member, MemberTable,
 from mecefo_runtime.recovery.commit import Decision, decide, newest_history
 from mecefo_runtime.recovery.kept_snapshots import KeptSnapshots
 from mecefo_runtime.recovery.leaving import plan_leave
+from mecefo_runtime.recovery.other_quality import OtherQuality
 from mecefo_runtime.recovery.regroup import RegroupPlan, Rules, Survivors
 from mecefo_runtime.recovery.rungs import totals
 from mecefo_runtime.state.damaged_transfers import DamagedTransfers
@@ -86,6 +87,7 @@ class Epochs:
         # Ranks that are there, on nodes that will be taken away.
         self.leaving: set[int] = set()
         self._plan: RegroupPlan | None = None
+        self._other_quality = OtherQuality(rules)
 
     @property
     def awaited(self) -> int:
@@ -297,7 +299,7 @@ class Epochs:
             member.formed, member.status, member.epoch = None, "forming", self.target
             self._effects.send(rank, message)
         step = plan.decision.committed_step or None
-        told = {"group_backend": message.device_way, **layout_fields(plan, costs)}
+        told = {"group_backend": message.device_way, **layout_fields(plan, self._rules.cluster, costs)}
         self._effects.emit("layout", step=step, epoch=self.target, reason=self.reason, **told)
         if plan.stored_sources:
             self._tell_restore(plan, plan.decision.committed_step)
@@ -376,6 +378,14 @@ class Epochs:
         )
         if self._rejoining:
             self._effects.emit("rejoined", step=self._resume_step - 1, epoch=self.number, ranks=self._rejoining)
+        self._predict_other_quality()
+
+    def _predict_other_quality(self) -> None:
+        """Log what another quality would have led to: only now, because planning delays no member that trains."""
+        predicted = self._other_quality.plan(self.members - self.leaving, self._known_costs)
+        if predicted is not None:
+            step = self._resume_step - 1 or None
+            self._effects.emit("other_quality_planned", step=step, epoch=self.number, **predicted)
 
     def _told_of_state(self, reports: Sequence[Formed], *, is_first: bool) -> dict[str, Any]:
         """Where the state came from, for the log; nothing of an epoch in which the job begins."""

@@ -3,7 +3,7 @@
 An underscore in the file's name is a hyphen in the strategy's, and `_plus_` is a plus. A planner module has one
 function, `plan(situation) -> Layout`, pure and deterministic, and a docstring whose first line says what it does. It
 raises `NoLayout` when no replica can be made whole. What else belongs to a strategy is said by constants: see
-`stops_on_loss`, `goes_back_to`, `places_shards` and `fixed_settings`.
+`stops_on_loss`, `goes_back_to`, `places_shards`, `approximates` and `fixed_settings`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,13 @@ from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Cluster, Layout
 from mecefo_runtime.stacks.placement import Placement
+
+TOLERANCE_RATIO = 0.01
+"""A step may take this much longer than without failures before a layer is degraded for it, and a plan must be better
+than the current layout by this much to replace it."""
+Approximates = Literal["never", "always", "degrading", "degrading_or_projecting"]
+"""`always`: all layers of every rank that takes over others; `degrading`: some, as far as the job's quality allows;
+`degrading_or_projecting`: or they are projected, also by the quality."""
 
 
 class NoLayout(RuntimeError):
@@ -97,6 +104,19 @@ def places_shards(name: str) -> bool:
     The planner's module says so by `PLACES_SHARDS`.
     """
     return name in names() and getattr(_module(name), "PLACES_SHARDS", False) is True
+
+
+def approximates(name: str | None) -> Approximates:
+    """Whether a strategy approximates layers after a loss, see `Approximates`; `never` for unknown names.
+
+    The planner's module says so by `APPROXIMATES`.
+    """
+    return getattr(_module(name), "APPROXIMATES", "never") if name is not None and name in names() else "never"
+
+
+def has_quality(name: str | None) -> bool:
+    """Whether the job's quality says how much a strategy approximates."""
+    return approximates(name) in ("degrading", "degrading_or_projecting")
 
 
 def placement_of(job: JobConfig) -> Placement | None:

@@ -11,16 +11,12 @@ from typing import NamedTuple
 
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Cluster, Layout, Replica, Span, configured_layout, layer_unit
-from mecefo_runtime.planners import NoLayout, Situation
+from mecefo_runtime.planners import TOLERANCE_RATIO, NoLayout, Situation
 from mecefo_runtime.planners._configured import failure_free_seconds, memory_limit, survivors, whole
 from mecefo_runtime.planners._partition import Partition
 from mecefo_runtime.planners._shares import NUM_BISECTIONS, NUM_DOUBLINGS, Shares, Sharing, Team
 from mecefo_runtime.planners._stages import ROUNDING_RATIO, Load, Stages
 from mecefo_runtime.prediction.step_time import update_seconds
-
-# A step may take this much longer than without failures before a layer is degraded for it, and a plan must be better
-# than the current layout by this much to replace it.
-TOLERANCE_RATIO = 0.01
 
 
 def plan_shares(situation: Situation, shares: Mapping[int, int]) -> Layout:

@@ -24,10 +24,10 @@ from mecefo_runtime.job.layout import (
     Replica,
     configured_layout,
 )
-from mecefo_runtime.planners import NoLayout, Situation
+from mecefo_runtime.planners import TOLERANCE_RATIO, NoLayout, Situation
 from mecefo_runtime.planners._configured import failure_free_seconds, memory_limit
 from mecefo_runtime.planners._projection import blended, project
-from mecefo_runtime.planners._search import TOLERANCE_RATIO, Search
+from mecefo_runtime.planners._search import Search
 from mecefo_runtime.planners._stages import ROUNDING_RATIO
 from mecefo_runtime.prediction.step_time import (
     degraded_share_ratio,
@@ -36,6 +36,7 @@ from mecefo_runtime.prediction.step_time import (
     step_seconds,
 )
 
+APPROXIMATES = "degrading_or_projecting"
 # A layer is projected only where that saves more than this share of its time: about what a sample that passes projected
 # layers tells the training less (docs/explanation/convergence.md).
 PROJECTED_LOSS_RATIO = 0.1

@@ -15,6 +15,7 @@ from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.planners import Situation
 from mecefo_runtime.planners._takeover import plan_takeover
 
+APPROXIMATES = "always"
 FIXED_SETTINGS: Mapping[str, Any] = {
     "approximation": {"down_projection": "right", "average_rest": False},
     "degraded_share_limit": 1.0,

@@ -10,13 +10,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mecefo_runtime.job.layout import Layout, configured_layout
-from mecefo_runtime.planners import NoLayout, Situation, WipeOut
+from mecefo_runtime.planners import TOLERANCE_RATIO, NoLayout, Situation, WipeOut
 from mecefo_runtime.planners._configured import survivors
-from mecefo_runtime.planners._search import TOLERANCE_RATIO, plan_shares
+from mecefo_runtime.planners._search import plan_shares
 from mecefo_runtime.planners.spare import masked
 from mecefo_runtime.prediction.step_time import step_seconds
 
 PLACES_SHARDS = True
+APPROXIMATES = "degrading"
 # As with `spare`, no layout bridges the time until state has moved.
 FIXED_SETTINGS = {"takeover": "direct"}
 

@@ -10,6 +10,8 @@ from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.planners import Situation
 from mecefo_runtime.planners._takeover import plan_takeover
 
+APPROXIMATES = "always"
+
 
 def plan(situation: Situation) -> Layout:
     """See `Planner`."""

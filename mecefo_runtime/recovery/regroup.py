@@ -54,7 +54,8 @@ class Rules:
     """The job's rules for forming epochs.
 
     `takeover`: `direct` moves all state before training continues, `background` never waits for state where there is
-    another way, `auto` does what costs less. `health`: by what the step in flight is judged where no leader has.
+    another way, `auto` does what costs less. `other_quality`: its layouts are predicted for the log, in addition to the
+    job's own; None: the strategy has no quality. `health`: by what the step in flight is judged where no leader has.
     `newest_checkpoint` looks for one when state is lost, but for those that it is given; `rejected_checkpoints` says
     what is wrong with those of later steps than the one it is given that are not complete. `stops_on_loss`: after a
     loss nobody continues; all ranks end and are started again, from the newest checkpoint or, without one, from the
@@ -72,6 +73,7 @@ class Rules:
     health: HealthConfig = field(default_factory=HealthConfig)
     degraded_share_limit: float = 1.0
     projected_share_limit: float = 0.0
+    other_quality: str | None = None
     placement: Placement | None = None
     newest_checkpoint: Callable[[Collection[tuple[Version, Source]]], Durable | None] = lambda refused: None
     rejected_checkpoints: Callable[[int], Sequence[str]] = lambda after_step: ()
@@ -192,7 +194,7 @@ def _plan_epoch(rules: Rules, survivors: Survivors, decision: Decision, reason: 
         placement=rules.placement,
     )
     try:
-        target = _plan(rules, situation)
+        target = plan_layout(rules, situation)
     except WipeOut as error:
         raise NeedsAllRanks(str(error)) from error
     except NoLayout as error:
@@ -248,7 +250,12 @@ def _with_shares(
     return replace(plan, passed_over=passed_over(plan.rung, what, *reasons, ()))
 
 
-def _plan(rules: Rules, situation: Situation) -> Layout:
+def plan_layout(rules: Rules, situation: Situation) -> Layout:
+    """The planner's layout; where the limit on degraded samples leaves none, that without the limit.
+
+    Raises:
+        NoLayout: there is none.
+    """
     try:
         return rules.planner(situation)
     except NoLayout:

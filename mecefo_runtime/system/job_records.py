@@ -116,10 +116,28 @@ class LayoutTold(Record):
     commit_step: int | None = None
     resume_step: int | None = None
     predicted_step_seconds: float | None = None
+    failure_free_step_seconds: float | None = None
     stack_depth: int | None = None
     kept_microbatches: int | None = None
     shared_out_microbatches: int | None = None
     lost_work_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherQualityPlanned(Record):
+    """The planner's choice for the ranks of `epoch` with another `quality`, by the costs of that epoch.
+
+    The losses before it are those of the job, in the same order. Epochs with every rank have none.
+    """
+
+    KIND: ClassVar[str] = "other_quality_planned"
+
+    epoch: int | None = None
+    quality: str = ""
+    degraded_layers: int | None = None
+    projected_layers: int | None = None
+    predicted_step_seconds: float | None = None
+    failure_free_step_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,6 +54,16 @@ def test_every_key_is_there_and_the_summary_is_json(events):
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
 
 
+def test_a_recovery_is_also_told_in_usual_steps_of_the_same_run():
+    summary = summarized(run())
+    (incident,) = summary["incidents"]
+    assert incident["recovery_steps"] == pytest.approx(incident["recovery_seconds"] / summary["step_seconds"])
+    slower = summarized(run(step_seconds=0.2, degraded_step_seconds=0.25))
+    assert slower["incidents"][0]["recovery_steps"] < incident["recovery_steps"]
+    (never,) = summarized(run(faults=(Fault(recovers=False),)))["incidents"]
+    assert never["recovery_steps"] is None
+
+
 def test_a_log_of_two_runs_proves_nothing():
     summary = summarized([*run(), *run(name="another")])
     assert (summary["verdict"], summary["exit_code"]) == ("inconclusive", 5)

@@ -19,6 +19,7 @@ from mecefo_runtime.comm.messages import (
     Regroup,
 )
 from mecefo_runtime.job.background import Background
+from mecefo_runtime.job.config import QUALITIES
 from mecefo_runtime.job.contribution import Completion, ComputedPart, Contribution
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Cluster, Layout
@@ -129,8 +130,11 @@ class World:
         has_snapshots: bool = False,
         protects_snapshots: bool = False,
         cluster: Cluster = CLUSTER,
+        quality: str = "speed",
+        other_quality: str | None = None,
     ) -> None:
         self.cluster = cluster
+        self.quality, self.other_quality = QUALITIES[quality], other_quality
         self.has_snapshots, self.protects_snapshots = has_snapshots, protects_snapshots
         self.told_snapshots: list[tuple[int, ToSnapshotProcess]] = []
         self.rating_origin = rating_origin
@@ -152,6 +156,9 @@ class World:
             self.cluster,
             filling_places(find(self.strategy)),
             takeover=self.takeover,
+            degraded_share_limit=self.quality.degraded_share_limit,
+            projected_share_limit=self.quality.projected_share_limit,
+            other_quality=self.other_quality,
             newest_checkpoint=lambda refused: self._newest_checkpoint(refused),
             stops_on_loss=stops_on_loss(self.strategy),
             max_fruitless_restarts=self.max_fruitless_restarts,
