@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from harness.comparison.verdicts import Against, SetVerdict
 
 
-# Settings of a job that can be one strategy's alone.
-_SETTINGS = ("spares", "redundancy")
+# Settings of a job that can be one strategy's alone; the third stands without its name, too: mecefo:speed.
+_COUNTS = ("spares", "redundancy")
+_QUALITY = "quality"
 COMPARISON = "Comparison"
 
 _COMPARE_HELP = """Compare strategies, or a run with its baseline.
@@ -51,10 +52,10 @@ Exit codes: 0; 1 a figure got worse by more than the noise and the tolerance; 5 
 @option(
     COMPARISON,
     "--strategies",
-    shell_complete=completing.STRATEGIES,
+    shell_complete=completing.LISTED_STRATEGIES,
     metavar="NAME,NAME...",
-    help="Strategies to compare: mecefo,mecefo:spares=1,spare:redundancy=3,mecefo+spare,exact,ndb,mecefo-paper,"
-    "oobleck-like,checkpoint,reft.",
+    help="Strategies to compare: mecefo,mecefo:speed (with --quality speed),mecefo:spares=1,spare:redundancy=3,"
+    "mecefo+spare,exact,ndb,mecefo-paper,oobleck-like,checkpoint,reft.",
 )
 @option(
     COMPARISON,
@@ -132,7 +133,7 @@ def compare_strategies(
 ) -> int:
     """Run the experiment under each of `strategies` in turn; returns the exit code.
 
-    They are separated by commas, and each may have its own settings: mecefo,mecefo:spares=1,spare:redundancy=3.
+    They are separated by commas, and each may have its own settings: mecefo,mecefo:speed,mecefo:spares=1.
     `experiment_of` makes the experiment with such options.
     """
     from harness.comparison.rounds import REFUSED, Rounds, contender
@@ -284,15 +285,29 @@ def _strategies(text: str) -> dict[str, Mapping[str, Any]]:
             raise UsageError(message, key="--strategies", suggestion=nearest(name, names()))
         if label in wanted:
             raise UsageError("each of them once", key="--strategies")
-        wanted[label] = {"strategy": name, **dict(_setting(label, text) for text in settings)}
+        options = [("strategy", name), *(_setting(name, label, text) for text in settings)]
+        if len(dict(options)) < len(options):
+            raise UsageError(f"{shown(label)}: each setting once", key="--strategies")
+        wanted[label] = dict(options)
     return wanted
 
 
-def _setting(label: str, text: str) -> tuple[str, int]:
-    key, _, value = text.partition("=")
-    if key not in _SETTINGS:
-        message = f"{shown(label)}: the settings of a strategy are {' and '.join(_SETTINGS)}, as in mecefo:spares=1"
-        raise UsageError(message, key="--strategies", suggestion=nearest(key, _SETTINGS))
+def _setting(name: str, label: str, text: str) -> tuple[str, int | str]:
+    from mecefo_runtime.job.config import QUALITIES
+    from mecefo_runtime.planners import has_quality, names
+
+    key, sign, value = text.partition("=")
+    if key == _QUALITY or (not sign and key in QUALITIES):
+        if not has_quality(name):
+            having = " and ".join(one for one in names() if has_quality(one))
+            raise UsageError(f"{shown(label)}: {name} has no quality; {having} have one", key="--strategies")
+        return _QUALITY, value if sign else key
+    if key not in _COUNTS:
+        message = (
+            f"{shown(label)}: the settings of a strategy are {', '.join(_COUNTS)} and quality, as in mecefo:spares=1 "
+            "and mecefo:speed"
+        )
+        raise UsageError(message, key="--strategies", suggestion=nearest(key, (*_COUNTS, _QUALITY, *QUALITIES)))
     if not value.isascii() or not value.isdigit():
         raise UsageError(f"{shown(label)}: write a whole number: {key}=1", key="--strategies")
     return key, int(value)

@@ -19,8 +19,9 @@ from chaos.commands.shared.output import print_as_is
 
 _PROGRAM = "chaos"
 _VARIABLE = "_CHAOS_COMPLETE"
-# Bash splits a word at each "=": what is offered is what comes behind the last one. Errors go nowhere, since they would
-# be written into the line that is being typed.
+# Bash splits a word at each of these: what is offered is what comes behind the last one.
+_SEPARATORS = ("=", ":")
+# Errors go nowhere, since they would be written into the line that is being typed.
 _BASH = """\
 %(complete_func)s() {
     local IFS=$'\\n' response completion kind value
@@ -44,7 +45,7 @@ complete -o nosort -F %(complete_func)s %(prog_name)s mecefo-chaos
 
 
 class _Bash(BashComplete):
-    """Bash, in which a word may be split at "="."""
+    """Bash, in which a word may be split at "=" and ":"."""
 
     source_template: ClassVar[str] = _BASH
 
@@ -57,13 +58,13 @@ class _Bash(BashComplete):
         typed = os.environ["COMP_WORDS"].split("\n")[: int(os.environ["COMP_CWORD"]) + 1]
         words: list[str] = []
         for word in typed:
-            is_continued = bool(words) and (word == "=" or words[-1].endswith("="))
+            is_continued = bool(words) and (word in _SEPARATORS or words[-1].endswith(_SEPARATORS))
             words[len(words) - is_continued :] = [words[-1] + word if is_continued else word]
         return [_unquoted(word) for word in words[1:-1]], _unquoted(words[-1]) if len(words) > 1 else ""
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
         """What is offered, without what bash takes for a word of its own."""
-        kept = len(incomplete.rpartition("=")[0]) + 1 if "=" in incomplete else 0
+        kept = max(incomplete.rfind(separator) for separator in _SEPARATORS) + 1
         offered = super().get_completions(args, incomplete)
         return [
             CompletionItem(item.value[kept:] if item.type == "plain" else item.value, item.type) for item in offered

@@ -12,15 +12,17 @@ HEADLINE: Mapping[str, str] = {
     "throughput_drop_whole_run_ratio": "throughput drop over the whole run",
     "paid_capacity_ratio": "share of the paid capacity that trained",
     "recovery_seconds": "recovery: fault to next committed step",
+    "recovery_steps": "the same in usual steps of the same run",
     "progress_seconds": "recovery: fault to next new step",
     "steps_lost": "steps lost or recomputed",
     "goodput_ratio": "goodput: productive share of the time",
     "loss_deviation_ratio": "loss deviation from the fault-free baseline",
+    "approximated_layers": "layers approximated at most, over all replicas",
 }
 """What a comparison of strategies shows, in this order, with what to call it."""
 
 DECIDING: tuple[str, ...] = (
-    *HEADLINE,
+    *(name for name in HEADLINE if METRICS[name].better is not None),
     "detection_seconds",
     "throughput_before_tokens_per_second",
     "samples_lost",

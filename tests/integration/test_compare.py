@@ -15,7 +15,8 @@ pytestmark = pytest.mark.integration
 
 SMALL = ("--nodes", "2", "--gpus-per-node", "2", "--dilation", "off", "--no-twin", "--steps", "16")
 FAULT = ("kill-process", "--at", "step=8", "--repair", "3steps", *SMALL)
-TWICE = ("--strategies", "exact,checkpoint", "-K", "1", *FAULT)
+LABELS = ["exact", "mecefo:speed", "checkpoint"]
+ONCE_EACH = ("--strategies", ",".join(LABELS), "-K", "1", *FAULT)
 
 
 def chaos(folder: Path, *arguments: str, out: Path) -> tuple[int, str, str]:
@@ -30,7 +31,7 @@ def chaos(folder: Path, *arguments: str, out: Path) -> tuple[int, str, str]:
 def compared(tmp_path_factory):
     """(folder, out, the document) of a comparison."""
     folder = tmp_path_factory.mktemp("compared")
-    code, text, _ = chaos(folder / "one", "compare", *TWICE, "--json", out=folder / "out")
+    code, text, _ = chaos(folder / "one", "compare", *ONCE_EACH, "--json", out=folder / "out")
     document = json.loads(text)
     assert code == document["exit_code"] == 0, document["reasons"]
     return folder, folder / "out", document
@@ -43,11 +44,13 @@ def figures_of(document, label):
 
 def test_the_same_faults_injection_under_each_strategy_and_each_pays_its_own_price(compared):
     _, _, document = compared
-    assert [sample["label"] for sample in document["samples"]] == ["exact", "checkpoint"]
+    assert [sample["label"] for sample in document["samples"]] == LABELS
     seeds = {sample["experiment"]["seed"] for sample in document["samples"]}
     faults = {json.dumps(sample["experiment"]["faults"]) for sample in document["samples"]}
     assert len(seeds) == len(faults) == 1
     exact, checkpoint = (figures_of(document, label) for label in ("exact", "checkpoint"))
+    qualities = [sample["experiment"]["job"]["quality"] for sample in document["samples"]]
+    assert qualities == ["auto", "speed", "auto"]
     assert (exact["steps_lost"], checkpoint["steps_lost"]) == (0, 7)
     # What each took its time for. How long that was says of single runs how busy the machine happened to be.
     assert checkpoint["badput_regroup_seconds"] == 0 < exact["badput_regroup_seconds"]
@@ -67,25 +70,37 @@ def test_it_is_stored_with_links_to_the_single_runs(compared):
         (run,) = sample["runs"]
         assert (folder / run["folder"] / "events.jsonl").is_file()
         summary = json.loads((folder / f"{sample['label']}-1" / "summary.json").read_text())
-        assert summary["strategy"] == sample["label"]
+        assert summary["strategy"] == sample["label"].partition(":")[0]
         assert summary["goodput_ratio"] == run["figures"]["goodput_ratio"]
+
+
+def test_a_strategy_with_a_quality_has_its_own_name_and_the_other_quality_in_its_log(compared):
+    _, _, document = compared
+    folder = Path(document["folder"])
+    assert "<th>mecefo:speed</th>" in (folder / "report.html").read_text()
+    approximation = json.loads((folder / "mecefo:speed-1" / "summary.json").read_text())["approximation"]
+    assert approximation["quality"] == "speed" and approximation["num_layers"] == 8
+    events = [json.loads(line) for line in (folder / "mecefo:speed-1" / "events.jsonl").read_text().splitlines()]
+    planned = [event["fields"]["quality"] for event in events if event["kind"] == "other_quality_planned"]
+    assert planned and set(planned) == {"auto"}
+    assert json.loads((folder / "exact-1" / "summary.json").read_text())["approximation"] is None
 
 
 def test_the_set_is_no_run_but_can_be_compared(compared):
     folder, out, document = compared
     code, text, _ = chaos(folder / "list", "runs", "--json", out=out)
-    assert (code, len(json.loads(text))) == (0, 2)
+    assert (code, len(json.loads(text))) == (0, len(LABELS))
     reference = f"compare/{Path(document['folder']).name}"
     code, text, _ = chaos(
         folder / "against", "compare", reference, reference, "--figure", "steps_lost", "--json", out=out
     )
     assert code == 0
-    assert [sample["label"] for sample in json.loads(text)["samples"]] == ["exact", "checkpoint"]
+    assert [sample["label"] for sample in json.loads(text)["samples"]] == LABELS
 
 
 def test_a_run_with_more_steps_lost_than_its_baseline_fails(compared):
     folder, out, document = compared
-    exact, checkpoint = (sample["runs"][0]["folder"].removeprefix("../../") for sample in document["samples"])
+    exact, _, checkpoint = (sample["runs"][0]["folder"].removeprefix("../../") for sample in document["samples"])
     code, _, _ = chaos(folder / "other", "compare", checkpoint, exact, out=out)
     assert code == 5, "another experiment must not be compared"
     code, text, _ = chaos(folder / "worse", "compare", checkpoint, exact, "--anyway", out=out)

@@ -9,6 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 
 Find = Callable[[click.Context], Iterable[str]]
+FindFor = Callable[[click.Context, str], Iterable[str]]
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 MAX_OFFERED_RUNS = 50
@@ -25,12 +26,17 @@ def words(*offered: str) -> Complete:
 
 def found_by(find: Find, *, or_files: bool = False) -> Complete:
     """Offers what `find` finds; where none of that fits and `or_files`, files."""
+    return found_for(lambda context, typed: find(context), or_files=or_files)
+
+
+def found_for(find: FindFor, *, or_files: bool = False) -> Complete:
+    """The same, of a `find` that also looks at what is typed of the word."""
 
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         if context.meta.get(BEHIND):
             return [CompletionItem(incomplete, type="file")]
         try:
-            offered = [word for word in find(context) if word.startswith(incomplete)]
+            offered = [word for word in find(context, incomplete) if word.startswith(incomplete)]
         except Exception:
             # A message would be written into the line that is being typed.
             offered = []
@@ -51,6 +57,17 @@ def _strategies(context: click.Context) -> Iterable[str]:
     from mecefo_runtime.planners import names
 
     return names()
+
+
+def _listed_strategies(context: click.Context, typed: str) -> Iterable[str]:
+    """Strategies behind those that are typed already, and the qualities of one that ends in a colon."""
+    from mecefo_runtime.job.config import QUALITIES
+    from mecefo_runtime.planners import has_quality, names
+
+    before, comma, last = typed.rpartition(",")
+    name, colon, _ = last.partition(":")
+    offered = (f"{name}:{quality}" for quality in QUALITIES if has_quality(name)) if colon else names()
+    return (f"{before}{comma}{word}" for word in offered)
 
 
 def _models(context: click.Context) -> Iterable[str]:
@@ -108,6 +125,7 @@ def _targets(context: click.Context) -> Iterable[str]:
 KINDS = found_by(_kinds, or_files=True)
 ONLY_KINDS = found_by(_kinds)
 STRATEGIES = found_by(_strategies)
+LISTED_STRATEGIES = found_for(_listed_strategies)
 MODELS = found_by(_models)
 DEVICES = found_by(_devices, or_files=True)
 PROFILES = found_by(_profiles)

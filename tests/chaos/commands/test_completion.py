@@ -50,7 +50,7 @@ def test_what_bash_is_offered(offered):
     assert offered("run", "kill-n") == ["kill-node"]
     assert offered("run", "--strat") == ["--strategy"]
     assert offered("run", "kill-node", "--strategy", "oo") == ["oobleck-like"]
-    assert offered("run", "--gate", "'recovery_s") == ["recovery_seconds"]
+    assert offered("run", "--gate", "'recovery_se") == ["recovery_seconds"]
     assert offered("run", "--model", "llama-t") == ["llama-tiny"]
 
 
@@ -64,6 +64,12 @@ def test_another_fault_has_its_own_options(offered):
     assert offered(*line, "slow-l") == ["slow-link"]
     assert offered(*line, "slow-rank", "--at", "ph") == ["phase=regroup", "phase=transfer"]
     assert offered(*line, "slow-rank", "-p", "fac") == ["compopt -o nospace", "factor="]
+
+
+def test_strategies_one_after_the_other_and_their_qualities(offered):
+    assert offered("compare", "--strategies", "exact,nd") == ["exact,ndb"]
+    assert offered("compare", "--strategies", "exact,mecefo", ":", "sp") == ["speed"]
+    assert offered("compare", "--strategies", "exact", ":") == [""]
 
 
 def test_files(offered):
