@@ -24,7 +24,9 @@ _NUM_UNDILATED_SEEDS = 3
 _NUM_RUNS_OF_NODES = 10
 # Options that are about some of the papers alone.
 _OWN = {
-    **dict.fromkeys(("emulate", "seeds", "only", "time_scale", "is_undilated", "is_anew", "convergence"), ("mecefo",)),
+    **dict.fromkeys(
+        ("emulate", "seeds", "only", "time_scale", "is_undilated", "is_anew", "convergence", "fault_free"), ("mecefo",)
+    ),
     **dict.fromkeys(("draws", "runs", "saving"), ("reft",)),
     "seed": ("reft", "spare"),
     **dict.fromkeys(("simulate", "rows", "assumed"), ("spare",)),
@@ -65,7 +67,11 @@ Exit codes: 0 all gates that are decided passed; 1 one failed; 5 none is decided
 )
 @click.option("--emulate", is_flag=True, help="mecefo: run the missing emulations; prints the time they will take.")
 @click.option(
-    "--seeds", type=click.IntRange(1, 100), default=5, show_default=True, help="mecefo: number of emulated runs at 7B."
+    "--seeds",
+    type=click.IntRange(1, 100),
+    default=5,
+    show_default=True,
+    help="mecefo: emulated runs of each gate's cell.",
 )
 @click.option("--only", metavar="WORDS", help="mecefo: emulate only these, e.g. 7b,high,4x8,mecefo-speed.")
 @click.option(
@@ -82,6 +88,11 @@ Exit codes: 0 all gates that are decided passed; 1 one failed; 5 none is decided
     "--convergence",
     type=click.Path(path_type=Path, dir_okay=False),
     help="mecefo: what `python -m benchmarks.convergence` printed, instead of the figures that came with this version.",
+)
+@click.option(
+    "--fault-free",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="mecefo: what `python -m benchmarks.fault_free --json` printed, instead of the figures of this version.",
 )
 @click.option(
     "--draws",
@@ -172,9 +183,11 @@ def _mecefo(
     is_undilated: bool,
     is_anew: bool,
     convergence: Path | None,
+    fault_free: Path | None,
 ) -> _View:
     from harness.live.working import Working
     from harness.papers.mecefo.check import check
+    from harness.papers.mecefo.fault_free import read_fault_free, shipped_fault_free
     from harness.papers.mecefo.forecasts import compute_forecasts, shipped_forecasts
     from harness.papers.mecefo.page import render
     from harness.papers.mecefo.perplexity import read_convergence, shipped_convergence
@@ -186,6 +199,7 @@ def _mecefo(
         if value is not None and not emulate:
             raise UsageError("it is about what is emulated: give --emulate, too", key=option)
     perplexity = shipped_convergence() if convergence is None else read_convergence(convergence)
+    speed = shipped_fault_free() if fault_free is None else read_fault_free(fault_free)
     if emulate:
         _emulate(results, seeds, only, time_scale)
     if is_undilated:
@@ -195,7 +209,7 @@ def _mecefo(
     with Working("paper mecefo") as progress:
         forecasts = compute_forecasts(num_cores, progress) if is_anew else shipped_forecasts()
         progress("verdicts")
-        found = check(merged(own, shipped_results()), forecasts, perplexity, read_undilated(results))
+        found = check(merged(own, shipped_results()), forecasts, perplexity, read_undilated(results), speed)
     return _View(check_text(found), found.to_dict(), lambda: render(found), found.exit_code)
 
 

@@ -102,6 +102,14 @@ def every(verdicts: Iterable[Verdict]) -> Verdict:
     return "reproduced" if found == {"reproduced"} else UNDECIDED
 
 
+def in_one_setting(verdicts: Iterable[Verdict]) -> Verdict:
+    """The verdict on a claim about a setting that is not known: decided where all that were tried agree."""
+    found = set(verdicts)
+    if not found or found == {NOT_CHECKED}:
+        return NOT_CHECKED
+    return found.pop() if len(found) == 1 else UNDECIDED
+
+
 def passed_of(verdict: Verdict) -> bool | None:
     """Return whether a gate with that verdict passes; None: it is undecided."""
     return {"reproduced": True, "better than the paper": True, "not reproduced": False}.get(verdict)

@@ -14,6 +14,7 @@ from harness.forecast.model import Failures, Forecast, Recovery, Saving, Spread
 from harness.forecast.pipeline import replica_seconds
 from harness.forecast.simulation import Rates
 from harness.papers.mecefo.setting import METHODS, Cell, job_of
+from harness.papers.rules import Measured
 from mecefo_runtime.planners import NoLayout, Situation, find
 
 NUM_SEEDS = 5
@@ -24,6 +25,8 @@ REGROUP_SECONDS = 5.0
 # Checkpoint-restart at its best: storage that takes the whole state in so many seconds, and a spare at once.
 SAVE_SECONDS, RESTORE_SECONDS, RESTART_SECONDS = 30.0, 30.0, 120.0
 _NUM_DRAWN = 200
+# Means of so many each: the spread of what is drawn.
+NUM_AVERAGED = 5
 # What is kept of a drop: the same on every machine.
 _DIGITS = 5
 
@@ -38,6 +41,16 @@ class Forecasted:
     free_tokens_per_second: float
     degraded_ratio: float
     num_seeds: int
+
+    @property
+    def settled_drop(self) -> Measured:
+        """Of the layouts alone, over the seeds."""
+        return Measured(*self.settled, self.num_seeds)
+
+    @property
+    def drop(self) -> Measured:
+        """With regroups and transfers, over the seeds."""
+        return Measured(*self.with_events, self.num_seeds)
 
     @property
     def tokens_per_second(self) -> float:
@@ -89,15 +102,14 @@ def _rounded(spread: Spread) -> tuple[float, float, float]:
     return round(spread.median, _DIGITS), round(spread.least, _DIGITS), round(spread.greatest, _DIGITS)
 
 
-def averaged_drop(cell: Cell, num_drawn: int = _NUM_DRAWN) -> float:
-    """The drop if replicas did not wait for each other: each at its own rate, and the rates averaged.
+def averaged_drops(cell: Cell, num_seeds: int = NUM_AVERAGED, num_drawn: int = _NUM_DRAWN) -> tuple[float, ...]:
+    """The drop if replicas did not wait for each other: each at its own rate, and the rates averaged; by seed.
 
     No synchronous training runs so. It is what a simulation of one pipeline at a time, or a rate of each replica by
     itself, would count; told as the most favourable reading of the paper's figure.
     """
     job = job_of(cell)
     cluster, planner = job.cluster, find(METHODS[cell.method].policy.name)
-    generator = np.random.default_rng(0)
 
     def rate(dead: Sequence[int]) -> float:
         alive = frozenset(range(cluster.num_ranks)) - frozenset(dead)
@@ -108,6 +120,11 @@ def averaged_drop(cell: Cell, num_drawn: int = _NUM_DRAWN) -> float:
         return sum(one.num_microbatches / replica_seconds(one, cluster.num_layers, job) for one in layout.replicas)
 
     free = rate(())
-    numbers = np.minimum(generator.poisson(cell.of_process.mean_down, num_drawn), cluster.num_ranks)
-    drawn = (generator.choice(cluster.num_ranks, int(number), replace=False) for number in numbers)
-    return 1 - fmean(rate([int(rank) for rank in dead]) for dead in drawn) / free
+
+    def drop(seed: int) -> float:
+        generator = np.random.default_rng(seed)
+        numbers = np.minimum(generator.poisson(cell.of_process.mean_down, num_drawn), cluster.num_ranks)
+        drawn = (generator.choice(cluster.num_ranks, int(number), replace=False) for number in numbers)
+        return round(1 - fmean(rate([int(rank) for rank in dead]) for dead in drawn) / free, _DIGITS)
+
+    return tuple(drop(seed) for seed in range(num_seeds))

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import chain
 
-from harness.papers.mecefo.setting import SHAPES, Cell, device_of, job_of
+from harness.forecast.model import JobModel
+from harness.papers.mecefo.setting import DEFAULT, METHODS, SHAPES, SPEED, Cell, device_of, job_of
 from mecefo_runtime.planners import NoLayout, Situation, find
 from mecefo_runtime.prediction.step_time import most_memory_bytes
 
 # Sequences of a microbatch: the paper's is not in our notes.
 _SEQUENCES = (1, 2, 4, 8, 16, 32)
-# Neighbour-do-both without any technique, with all three of them, and ours.
-METHODS = ("exact", "mecefo-paper", "mecefo")
+# Neighbour-do-both without any technique, ours with both qualities that approximate, and with all three techniques.
+EXAMINED = ("exact", DEFAULT, "mecefo-paper", SPEED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +56,22 @@ def _of_shape(size: str, shape: str) -> list[Memory]:
         assert capacity is not None, "a named device has a limit"
         everybody = frozenset(range(job.cluster.num_ranks))
         needed: dict[str, int | None] = {}
-        for method in METHODS:
-            planner = find(method)
+        for method in EXAMINED:
+            policy = METHODS[method].policy
+            planner = find(policy.name)
+            limits = (policy.degraded_share_limit, policy.projected_share_limit)
             try:
                 # Replicas are alike, so the stages of one are all the single losses that there are.
                 losses = [job.cluster.rank_at(0, stage) for stage in range(job.cluster.pipeline)]
-                layouts = [planner(Situation(job.cluster, everybody - {rank}, job.costs)) for rank in losses]
+                layouts = [planner(_after(job, rank, limits)) for rank in losses]
                 needed[method] = max(most_memory_bytes(layout, job.costs) for layout in layouts)
             except NoLayout:
                 needed[method] = None
         free = most_memory_bytes(find("exact")(Situation(job.cluster, everybody, job.costs)), job.costs)
         found.append(Memory(size, shape, sequences, capacity, free, needed))
     return found
+
+
+def _after(job: JobModel, rank: int, limits: tuple[float, float]) -> Situation:
+    alive = frozenset(range(job.cluster.num_ranks)) - {rank}
+    return Situation(job.cluster, alive, job.costs, degraded_share_limit=limits[0], projected_share_limit=limits[1])

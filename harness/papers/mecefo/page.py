@@ -13,10 +13,15 @@ from harness.papers.mecefo.claims import PAPER, SIZES
 from harness.papers.mecefo.findings import OPEN
 from harness.papers.mecefo.setting import METHODS
 from harness.papers.mecefo.text import (
+    COLUMNS,
+    METHOD_COLUMNS,
     UNDILATED_COLUMNS,
     blocks,
     gate_line,
+    gates_title,
+    method_cells,
     row_cells,
+    sources,
     undilated_cells,
     undilated_title,
 )
@@ -40,6 +45,11 @@ def render(check: Check) -> str:
         undilated_columns=UNDILATED_COLUMNS,
         undilated_rows=undilated_cells(check.undilated),
         styles=styles(),
+        gates_title=gates_title(check),
+        method_columns=METHOD_COLUMNS,
+        methods=method_cells(),
+        sources=sources(check),
+        columns=COLUMNS,
         gates=[(gate.passed, gate_line(gate)) for gate in check.gates],
         plots=list(_plots(check.rows)),
         blocks=[
@@ -84,7 +94,7 @@ def _plot(title: str, name: str, rows: Sequence[Row]) -> Markup:
 def _row(row: Row, x: object, y: float) -> Iterator[str]:
     assert callable(x)
     cell = row.cell
-    words = f"{cell.method}, m{cell.num_microbatches}{', exposed' if cell.is_exposed else ''}"
+    words = f"{METHODS[cell.method].label}, m{cell.num_microbatches}{', exposed' if cell.is_exposed else ''}"
     yield text(_LABEL - 8, y + 4, words, "end")
     if row.forecast is not None:
         value = row.forecast.with_events[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -12,19 +12,32 @@ from pathlib import Path
 from chaos.errors import UsageError
 from chaos.user_files import read_input
 from harness.papers.mecefo.claims import PROCESSES, perplexity_increase
+from harness.papers.mecefo.setting import DEFAULT, SPEED
+from harness.papers.rules import Measured
 from mecefo_runtime.system.json_values import from_json
 
 SHIPPED_FILE = "perplexity.json"
-_PERCENT = r"([+-]?[\d.]+)%"
+# Increases are printed with their sign, shares without.
+_INCREASE = r"([+-][\d.]+)%"
 _ROW = re.compile(
-    rf"^(?P<policy>[a-z][\w %.,-]*?), (?P<process>low|mid|high)(?P<more>, [\w %.,-]*?)?  +[\d.]+ +[\d.]+% +"
-    rf"{_PERCENT} +{_PERCENT} +{_PERCENT} +(\d+) "
+    r"^(?P<policy>[a-z][\w %.,=-]*?), (?P<process>low|mid|high)(?P<more>, [\w %.,=-]*?)?  +"
+    rf"[\d.]+(?: +[\d.]+%){{1,2}} +{_INCREASE} +{_INCREASE} +{_INCREASE} +(\d+) "
+    r"(?: *(?:-|[+-][\d.]+% to [+-][\d.]+%) +(?P<error>[\d.]+|-) +(?P<worst>[\d.]+|-) +(?P<num_errors>\d+)$)?"
 )
+# By method, the policy of the benchmark that computes its approximation. Both qualities average what projections drop.
+POLICIES: Mapping[str, str] = {
+    DEFAULT: "mecefo, budget 0.0%, projected 50%, rest averaged",
+    SPEED: "mecefo, rest averaged",
+    "ndb": "ndb",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """Increase of the validation perplexity over the failure-free run, at the same number of steps."""
+    """Increase of the validation perplexity over the failure-free run, at the same number of steps.
+
+    `median_error_ratio` and `greatest_error_ratio` are of the gradients of `num_errors` steps, relative to the exact.
+    """
 
     policy: str
     process: str
@@ -32,6 +45,14 @@ class Perplexity:
     least_ratio: float
     greatest_ratio: float
     num_seeds: int
+    median_error_ratio: float | None = None
+    greatest_error_ratio: float | None = None
+    num_errors: int = 0
+
+    @property
+    def measured(self) -> Measured:
+        """The increase as a figure for a rule."""
+        return Measured(self.median_ratio, self.least_ratio, self.greatest_ratio, self.num_seeds)
 
     @property
     def paper(self) -> tuple[float, float]:
@@ -83,9 +104,11 @@ def parse_rows(lines: Sequence[str]) -> list[Perplexity]:
         match = _ROW.match(line)
         if match is None or match["process"] not in PROCESSES:
             continue
-        *ratios, num = match.groups()[3:]
+        *ratios, num = match.groups()[3:7]
         policy = match["policy"] + (match["more"] or "")
         middle, least, greatest = (round(float(text) / 100, 6) for text in ratios)
-        row = Perplexity(policy, match["process"], middle, least, greatest, int(num))
+        error, worst = (None if text in (None, "-") else float(text) for text in match.group("error", "worst"))
+        num_errors = int(match["num_errors"] or 0)
+        row = Perplexity(policy, match["process"], middle, least, greatest, int(num), error, worst, num_errors)
         found.setdefault((policy, row.process), row)
     return list(found.values())

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 
 from chaos.errors import EnvironmentFailure, UsageError
 from chaos.user_files import read_regular
 from harness.papers.mecefo.emulated import EmulatedRun
-from harness.papers.mecefo.setting import Cell
+from harness.papers.mecefo.setting import Cell, twin_of
 from harness.store.files import write_whole
 from mecefo_runtime.system.json_values import JsonTypeError, from_json, to_json
 
@@ -27,13 +27,17 @@ _SUFFIX = ".result.json"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One emulated run, with where and when: `folder` is its run's, in the store."""
+    """One emulated run, with where and when: `folder` is its run's, in the store.
+
+    `twin_step_seconds` is the failure-free step of the twin among the results that it was read with, None without one.
+    """
 
     run: EmulatedRun
     date: str
     machine: str
     folder: str
     is_shipped: bool = False
+    twin_step_seconds: float | None = None
 
     @property
     def key(self) -> tuple[Cell, int | None]:
@@ -73,23 +77,34 @@ def read_results(folder: Path) -> Results:
         texts = {path: read_regular(path) for path in paths}
     except OSError as error:
         raise EnvironmentFailure(f"cannot read {folder}: {error.strerror}") from error
-    return _by_key(_parse(raw, path) for path, raw in texts.items())
+    return paired(_parse(raw, path) for path, raw in texts.items())
 
 
 def shipped_results() -> Results:
     """Those that were measured when this version was made, and came with it."""
     text = files(__package__).joinpath(SHIPPED_FILE).read_text(encoding="utf-8")
-    return _by_key(from_json(Result, {**one, "is_shipped": True}) for one in json.loads(text)["results"])
+    return paired(from_json(Result, {**one, "is_shipped": True}) for one in json.loads(text)["results"])
 
 
 def merged(own: Results, shipped: Results) -> Results:
-    """The user's own results, and of cells that the user ran nothing usable of, the shipped ones."""
-    ours = {cell for (cell, _), result in own.items() if result.run.is_usable}
+    """The user's own results, and the shipped ones of cells of which the user has no usable run with failures.
+
+    A failure-free run of the user's takes no other place: the shipped runs keep the twin that they came with.
+    """
+    ours = {cell for (cell, seed), result in own.items() if seed is not None and result.run.is_usable}
     return {**{key: result for key, result in shipped.items() if key[0] not in ours}, **own}
 
 
-def _by_key(results: Iterable[Result]) -> Results:
-    return {result.key: result for result in results}
+def paired(results: Iterable[Result]) -> Results:
+    """By cell and seed, each with the failure-free step of its twin among them."""
+    by_key = {result.key: result for result in results}
+    twins = {
+        cell: one.run.free_step_seconds for (cell, seed), one in by_key.items() if seed is None and one.run.is_usable
+    }
+    return {
+        (cell, seed): replace(one, twin_step_seconds=None if seed is None else twins.get(twin_of(cell)))
+        for (cell, seed), one in by_key.items()
+    }
 
 
 def _text(result: Result) -> str:

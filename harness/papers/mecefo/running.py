@@ -15,8 +15,9 @@ from harness.judging.stored import judge
 from harness.papers.mecefo.claims import PROCESSES, SIZES
 from harness.papers.mecefo.emulated import NotEmulated, read_emulated
 from harness.papers.mecefo.emulation import NUM_STEPS, TWIN_STEPS, experiment_of
+from harness.papers.mecefo.gates import wanted_gates
 from harness.papers.mecefo.results import RUNS_FOLDER, Result, Results, write_result
-from harness.papers.mecefo.setting import METHODS, MICROBATCHES, SHAPES, Cell, job_of
+from harness.papers.mecefo.setting import METHODS, MICROBATCHES, SHAPES, SPEED, Cell, job_of, twin_of
 from harness.run.execute import execute
 from harness.run.preparation import prepare
 from harness.store.log import legible
@@ -27,23 +28,19 @@ from mecefo_runtime.job.layout import configured_layout
 _NUM_TRIES, _SLOWER = 2, 2.0
 # Processes that start, regroup and end.
 _BESIDE_SECONDS = 45.0
-_FEW, _MANY = MICROBATCHES
-# What is emulated unless `--only` says otherwise: what the gates ask for, and every method once.
+_FEW = MICROBATCHES[0]
+# What is emulated unless `--only` says otherwise: the cells of the gates with every seed, and every method once.
 _SEEDED = (
-    *((Cell("7b", "high", shape, _FEW, "mecefo-speed"), None) for shape in SHAPES),
-    *((Cell("7b", "high", shape, _FEW, method), 1) for shape in SHAPES for method in ("mecefo-paper", "oobleck-like")),
-    *((Cell(size, "high", "4x8", _FEW, "mecefo-speed"), 1) for size in ("350m", "1b")),
-    *((Cell("7b", "high", shape, _FEW, "mecefo-speed", True), 1) for shape in SHAPES),
-    *((Cell("7b", "high", shape, _FEW, "exact"), 1) for shape in SHAPES),
-    *((Cell("7b", "high", shape, _MANY, "mecefo-speed"), 1) for shape in SHAPES),
+    *((gate.cell, None) for gate in wanted_gates()),
+    *(
+        (Cell("7b", "high", shape, _FEW, method), 1)
+        for shape in SHAPES
+        for method in ("mecefo-paper", "oobleck-like", "exact")
+    ),
+    *((Cell("7b", "high", shape, _FEW, SPEED, True), 1) for shape in SHAPES),
 )
 
 Run = tuple[Cell, int | None]
-
-
-def twin_of(cell: Cell) -> Cell:
-    """Whose failure-free run is the cell's: without failures all methods that can be run do the same."""
-    return Cell(cell.size, "high", cell.shape, cell.num_microbatches, "mecefo-speed", cell.is_exposed)
 
 
 def wanted_runs(num_seeds: int, only: str | None) -> tuple[Run, ...]:

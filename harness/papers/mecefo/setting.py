@@ -24,6 +24,8 @@ from mecefo_runtime.prediction.named_devices import named_device
 # Data-parallel replicas and pipeline stages; no tensor parallelism.
 SHAPES: Mapping[str, tuple[int, int]] = {"4x8": (4, 8), "8x4": (8, 4)}
 MICROBATCHES = (8, 32)
+# The default strategy with its default quality, on which claims are judged, and the other quality that approximates.
+DEFAULT, SPEED = "mecefo", "mecefo-speed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +49,23 @@ class Method:
         names = {limits: name for name, limits in QUALITIES.items()}
         return names[limits] if self.strategy == "mecefo" else None
 
+    @property
+    def label(self) -> str:
+        """What a row of a table is called: the strategy and its quality."""
+        return self.name if self.quality is None else f"{self.strategy}, {self.quality}"
+
 
 METHODS: Mapping[str, Method] = {
     method.name: method
     for method in (
-        Method("mecefo-speed", "mecefo, quality: speed", Policy("mecefo", *QUALITIES["speed"]), "mecefo", "MeCeFO"),
-        Method("mecefo", "mecefo, quality: auto (default)", Policy("mecefo", *QUALITIES["auto"]), "mecefo", "MeCeFO"),
+        Method(DEFAULT, "the default: layers projected", Policy("mecefo", *QUALITIES["auto"]), "mecefo", "MeCeFO"),
+        Method(SPEED, "layers degraded without a limit", Policy("mecefo", *QUALITIES["speed"]), "mecefo", "MeCeFO"),
         Method("mecefo-paper", "the paper to the letter", Policy("mecefo-paper"), "mecefo-paper", "MeCeFO"),
         Method("exact", "the neighbour does both, exact", Policy("exact"), "exact"),
         Method("oobleck-like", "pipeline templates, exact", Policy("oobleck-like"), "oobleck-like", "Oobleck"),
-        Method("mecefo-exact", "mecefo, quality: exact", Policy("mecefo", *QUALITIES["exact"]), "mecefo"),
+        Method(
+            "mecefo-exact", "layers redistributed, none approximated", Policy("mecefo", *QUALITIES["exact"]), "mecefo"
+        ),
         Method(
             "bamboo-like",
             "redundant computation in the neighbour",
@@ -98,6 +107,12 @@ class Cell:
         return f"{self.size}-{self.process}-{self.shape}-m{self.num_microbatches}-{communication}-{self.method}"
 
     @property
+    def setting(self) -> str:
+        """The size and what the methods of one table have in common, in short."""
+        communication = "exposed" if self.is_exposed else "hidden"
+        return f"{self.of_size.words}, {self.shape}, {self.num_microbatches} microbatches, {communication}"
+
+    @property
     def of_size(self) -> Size:
         """The model."""
         return SIZES[self.size]
@@ -111,6 +126,11 @@ class Cell:
     def sequences_per_microbatch(self) -> int:
         """Which makes the global batch the paper's."""
         return self.of_size.sequences // (SHAPES[self.shape][0] * self.num_microbatches)
+
+
+def twin_of(cell: Cell) -> Cell:
+    """Whose failure-free run is the cell's: without failures all methods that can be run do the same."""
+    return Cell(cell.size, "high", cell.shape, cell.num_microbatches, SPEED, cell.is_exposed)
 
 
 def device_of(cell: Cell) -> DeviceModel:

@@ -8,17 +8,20 @@ from itertools import groupby
 from harness.papers.mecefo.check import Check
 from harness.papers.mecefo.claims import PAPER, SIZES
 from harness.papers.mecefo.findings import OPEN
-from harness.papers.mecefo.setting import Cell
+from harness.papers.mecefo.gates import RULE, SOURCE_WORDS, Gate
+from harness.papers.mecefo.setting import METHODS, Cell
 from harness.papers.mecefo.undilated import NUM_RANKS as NUM_UNDILATED_RANKS
 from harness.papers.mecefo.undilated import Undilated
-from harness.papers.mecefo.verdicts import Gate, Row
+from harness.papers.mecefo.verdicts import Row
+from harness.papers.rules import Measured
 from harness.papers.verdicts import gate_word
-from harness.papers.views import NOT_KNOWN, finding_lines, open_lines, table
+from harness.papers.views import NOT_KNOWN, finding_lines, measured_text, open_lines, table
 
-_COLUMNS = (
-    *("method", "paper", "forecast", "with events", "tokens/s"),
-    *("emulated", "least to greatest", "n", "same ranks", "with events", "verdict"),
+COLUMNS = (
+    *("method", "paper", "forecast", "with events", "least to greatest", "n", "tokens/s"),
+    *("emulated", "least to greatest", "n", "same ranks", "with events", "least to greatest", "verdict", "by"),
 )
+METHOD_COLUMNS = ("method", "strategy", "quality", "for --only", "what it does")
 UNDILATED_COLUMNS = ("method", "drop", "least to greatest", "n")
 
 
@@ -30,20 +33,23 @@ def check_text(check: Check) -> str:
 def _lines(check: Check) -> Iterator[str]:
     yield f"MeCeFO, {PAPER}: drop of tokens/s, perplexity and memory, as claimed and as found here"
     yield ""
-    yield "gates, for mecefo with quality: speed under high (by emulated runs)"
+    yield gates_title(check)
     for gate in check.gates:
         yield f"  {gate_line(gate)}"
+    yield ""
+    yield "methods"
+    yield from table(METHOD_COLUMNS, method_cells(), left=range(len(METHOD_COLUMNS)))
     for title, rows in blocks(check):
         yield ""
         yield title
-        yield from table(_COLUMNS, [row_cells(row) for row in rows])
+        yield from table(COLUMNS, [row_cells(row) for row in rows], left=(0, 13, 14))
     yield ""
     yield "verdicts under high, with reasons"
     for row in check.rows:
         if row.verdict != "no claim" and row.cell.process == "high":
-            yield f"  {row.cell.key}: {row.verdict}, {row.reason}"
+            yield f"  {row_reason(row)}"
     yield ""
-    yield f"memory and perplexity ({check.convergence.command}, {check.convergence.date or 'date not told'})"
+    yield f"other claims ({sources(check)})"
     yield from finding_lines(check.findings)
     yield ""
     yield undilated_title(check.undilated)
@@ -66,7 +72,7 @@ def undilated_cells(undilated: Undilated) -> list[tuple[str, ...]]:
     """The rows of their table."""
     return [
         (
-            one.method,
+            METHODS[one.method].label,
             f"{one.median_ratio:z.1%}",
             f"{one.least_ratio:z.1%} to {one.greatest_ratio:z.1%}",
             f"{one.num_seeds}",
@@ -75,11 +81,40 @@ def undilated_cells(undilated: Undilated) -> list[tuple[str, ...]]:
     ]
 
 
+def gates_title(check: Check) -> str:
+    """The number of gates that are decided, and their rule."""
+    passed = [gate.passed for gate in check.gates]
+    counts = f"{passed.count(True)} pass, {passed.count(False)} fail, {passed.count(None)} are undecided"
+    return f"gates, drop of tokens/s under high in emulated runs: {counts}; a gate passes if {RULE}"
+
+
 def gate_line(gate: Gate) -> str:
     """One gate in a line."""
-    value = NOT_KNOWN if gate.value is None else f"{gate.value:.2%}"
     tail = f" ({gate.reason})" if gate.reason else ""
-    return f"{gate_word(gate.passed):<9} {gate.name}: {value}, limit {gate.limit:.2%}, n {gate.num_seeds}{tail}"
+    value = "not emulated" if gate.figure is None else measured_text(gate.figure, "z.2%")
+    limit = f"at most {gate.limit:.2%}, {SOURCE_WORDS[gate.source]}"
+    return f"{gate_word(gate.passed):<9} {gate.name}: {value}; {limit}{tail}"
+
+
+def method_cells() -> list[tuple[str, ...]]:
+    """Which strategy and which quality each row of the tables is; the default one comes first."""
+    return [
+        (one.label, one.strategy or NOT_KNOWN, one.quality or NOT_KNOWN, one.name, one.words)
+        for one in METHODS.values()
+    ]
+
+
+def row_reason(row: Row) -> str:
+    """The verdict on one row, the figure that decides it, and why."""
+    figure = NOT_KNOWN if row.figure is None else f"{measured_text(row.figure, 'z.2%')}, {row.basis}"
+    paper = NOT_KNOWN if row.paper is None else f"{row.paper.drop_ratio:.2%}"
+    return f"{row.cell.key}: {row.verdict}: {figure}, against {paper}: {row.reason}"
+
+
+def sources(check: Check) -> str:
+    """The origin of the figures of perplexity and speed."""
+    measured = ((one.command, one.date or "date not given") for one in (check.convergence, check.fault_free))
+    return "; ".join(f"{command}, {date}" for command, date in measured)
 
 
 def blocks(check: Check) -> Iterator[tuple[str, list[Row]]]:
@@ -106,23 +141,28 @@ def block_title(cell: Cell) -> str:
 
 def row_cells(row: Row) -> tuple[str, ...]:
     """One row of a table: paper | forecast | emulated | verdict."""
-    forecast = (NOT_KNOWN,) * 3
+    forecast = (NOT_KNOWN,) * 5
     if row.forecast is not None:
         found = row.forecast
         forecast = (
-            f"{found.settled[0]:z.2%}",
-            f"{found.with_events[0]:z.2%}",
+            f"{found.settled_drop.median:z.2%}",
+            *_with_range(found.drop),
+            str(found.num_seeds),
             f"{found.tokens_per_second / 1000:,.1f}k",
         )
-    emulated = (NOT_KNOWN,) * 5
+    emulated = (NOT_KNOWN,) * 6
     if row.emulated is not None:
         seen = row.emulated
         emulated = (
-            f"{seen.settled.median:z.2%}",
-            f"{seen.settled.least:z.2%} to {seen.settled.greatest:z.2%}",
+            *_with_range(seen.settled),
             str(len(seen.seeds)),
             f"{seen.predicted.median:z.2%}",
-            f"{seen.with_events.median:z.2%}",
+            *_with_range(seen.with_events),
         )
     paper = NOT_KNOWN if row.paper is None else f"{row.paper.drop_ratio:z.2%}"
-    return row.cell.method, paper, *forecast, *emulated, row.verdict
+    basis = NOT_KNOWN if row.paper is None or row.basis is None else row.basis
+    return METHODS[row.cell.method].label, paper, *forecast, *emulated, row.verdict, basis
+
+
+def _with_range(figure: Measured) -> tuple[str, str]:
+    return f"{figure.median:z.2%}", f"{figure.least:z.2%} to {figure.greatest:z.2%}"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from harness.papers.mecefo.emulated import EmulatedRun
+from harness.papers.mecefo.fault_free import FaultFree, Speed
 from harness.papers.mecefo.forecasts import Forecasts
-from harness.papers.mecefo.results import Result, Results
+from harness.papers.mecefo.results import Result, Results, paired
 from harness.papers.mecefo.setting import Cell
 from harness.papers.mecefo.undilated import Drop, Undilated
 
 FREE_SECONDS = 4.0
+FAULT_FREE = FaultFree("2026-01-03", "a command", "another machine", (Speed("a job", 1.234, 1.2, 1.3, 4),))
 UNDILATED = Undilated("2026-01-02", "a machine", (Drop("exact", 0.123, 0.1, 0.14, 3),))
 
 
@@ -52,7 +54,7 @@ def result_of(run: EmulatedRun) -> Result:
 
 def results_of(*runs: EmulatedRun) -> Results:
     """By what they are the results of."""
-    return {result.key: result for result in map(result_of, runs)}
+    return paired(map(result_of, runs))
 
 
 def cell_of(shape: str = "4x8", size: str = "7b", num_microbatches: int = 8, method: str = "mecefo-speed") -> Cell:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from chaos.errors import UsageError
 from harness.papers.mecefo import running
+from harness.papers.mecefo.gates import wanted_gates
 from harness.papers.mecefo.results import merged, read_results, result_file, shipped_results, write_result
-from harness.papers.mecefo.running import chosen_cells, missing, twin_of, wanted_runs
-from harness.papers.mecefo.setting import METHODS, cells
+from harness.papers.mecefo.running import chosen_cells, missing, wanted_runs
+from harness.papers.mecefo.setting import METHODS, cells, twin_of
 from tests.harness.papers.mecefo.log import FREE_SECONDS, Log, struck_log
+from tests.harness.papers.mecefo.made import FREE_SECONDS as TWIN_SECONDS
 from tests.harness.papers.mecefo.made import cell_of, result_of, results_of, run_of
 
 pytestmark = pytest.mark.unit
@@ -24,7 +27,11 @@ def test_a_result_is_read_as_it_was_written(tmp_path):
     results = [result_of(run_of(cell_of(), 1)), result_of(run_of(cell_of(), None))]
     for result in results:
         write_result(tmp_path, result)
-    assert read_results(tmp_path) == {result.key: result for result in results}
+    read = read_results(tmp_path)
+    assert {key: replace(result, twin_step_seconds=None) for key, result in read.items()} == {
+        result.key: result for result in results
+    }
+    assert read[cell_of(), 1].twin_step_seconds == TWIN_SECONDS and read[cell_of(), None].twin_step_seconds is None
     assert read_results(tmp_path / "nowhere") == {}
 
 
@@ -56,6 +63,15 @@ def test_own_results_take_the_place_of_those_that_came_along():
     assert set(merged(busy, shipped)) == {(ours, 7), *shipped}, "a run that does not count takes nobody's place"
 
 
+def test_shipped_runs_keep_their_twin_beside_a_twin_of_the_user():
+    shipped = results_of(run_of(cell_of(), None), run_of(cell_of(), 1))
+    twin = replace(run_of(cell_of(), None), free_step_seconds=9.0)
+    own = results_of(twin, run_of(cell_of(method="mecefo"), 1))
+    found = merged(own, shipped)
+    assert found[cell_of(), 1].twin_step_seconds == TWIN_SECONDS
+    assert found[cell_of(method="mecefo"), 1].twin_step_seconds == 9.0
+
+
 def test_those_that_came_along_are_of_cells_that_are_told():
     for cell, _ in shipped_results():
         assert METHODS[cell.method].strategy is not None
@@ -73,8 +89,8 @@ def test_only_what_has_no_usable_result_is_run():
 
 def test_what_the_gates_ask_for_is_run_by_default_each_after_its_twin():
     runs = wanted_runs(5, None)
-    for shape in ("4x8", "8x4"):
-        assert {seed for cell, seed in runs if cell == cell_of(shape)} == {None, 1, 2, 3, 4, 5}
+    for gate in wanted_gates():
+        assert {seed for cell, seed in runs if cell == gate.cell} >= {1, 2, 3, 4, 5}
     for index, (cell, seed) in enumerate(runs):
         assert seed is None or (twin_of(cell), None) in runs[:index]
 
