@@ -98,7 +98,7 @@ def compare(
     """Run an experiment under each of several strategies, or compare a run with its baseline."""
     if strategies is not None:
         of_a_baseline = {"tolerance": tolerance, "figure": figures, "anyway": anyway, "strategy": options["strategy"]}
-        refuse_options(of_a_baseline, "it says nothing beside --strategies")
+        refuse_options(of_a_baseline, "it has no meaning with --strategies: leave it out")
         if baseline is not None:
             raise UsageError(f"of one experiment: leave out {baseline}")
         return compare_strategies(
@@ -111,7 +111,7 @@ def compare(
         )
     if subject is None or baseline is None:
         raise UsageError("give --strategies and an experiment, or a run and its baseline")
-    refuse_options(options, "it is of an experiment that is run: give --strategies, too")
+    refuse_options(options, "stored runs are compared, and this describes a run that is made: leave it out")
     return compare_with_baseline(subject, baseline, out, as_json, figures, tolerance, anyway, csv_file)
 
 

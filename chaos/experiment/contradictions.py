@@ -103,7 +103,8 @@ def _about_device(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
         return
     table = f"the table of {device.name}"
     if job.dilation not in ("auto", "off"):
-        yield ("dilation",), f"{table} says how long compute takes: {setting('job.time_scale')} makes all of it slower"
+        slower = f"leave {setting('job.dilation')} out; {setting('job.time_scale')} makes all of it slower"
+        yield ("dilation",), f"{table} says how long compute takes: {slower}"
     if job.pacing != "rated":
         yield ("pacing",), f"{table} rates the compute: leave it on rated"
     if job.precision != "fp32":
@@ -163,14 +164,16 @@ def _about_time(
     parameters = kind.Parameters.model_validate(fault.parameters)
     phases = kind.phases_for(parameters)
     if step is not None and phases is not None and fault.at.phase not in phases:
-        message = f"is too late in a step for {fault.kind} to have an effect in it: choose {', '.join(phases)}"
+        seen = phases if isinstance(job, Job) else [phase for phase in phases if phase in PHASES_OF_A_COMMAND]
+        message = f"is too late in a step for {fault.kind} to have an effect in it: choose {', '.join(seen)}"
         problems.add((*where, "at", "phase"), message)
     if fault.lifetime is not None and not (kind.has_lifetime and kind(parameters).lasts()):
         problems.add((*where, "for"), f"{fault.kind} has no lifetime: {_ends_by(fault, kind, job)}")
     lifetime, longest_seconds = fault.lifetime or kind.default_lifetime, kind.longest_seconds(parameters)
     if lifetime is not None and longest_seconds is not None and (lifetime.seconds or 0.0) > longest_seconds:
         message = f"{fault.kind} is to go on for {lifetime}, but ends by itself after {longest_seconds:g}s"
-        problems.add((*where, "for"), f"{message}: choose a shorter {setting('for')}, or a larger {setting('at_most')}")
+        longer = setting(f"faults[{where[1]}].at_most")
+        problems.add((*where, "for"), f"{message}: choose a shorter {setting('for')}, or a larger {longer}")
 
 
 def _ends_by(fault: FaultSpec, kind: type[Fault[Any]], job: Job | CommandJob) -> str:
@@ -182,7 +185,11 @@ def _ends_by(fault: FaultSpec, kind: type[Fault[Any]], job: Job | CommandJob) ->
         return f"its target is gone until the command's own launcher restarts it: {leave_out}"
     if fault.on is not None and fault.on.role is not None:
         return f"the {fault.on.role} is started again by itself, at once: {leave_out}"
-    return f"the target is gone until the repair: write {setting('repair', fault.lifetime)} in its place"
+    lifetime, step = fault.lifetime, fault.at.step
+    assert lifetime is not None
+    is_too_long = step is not None and lifetime.steps is not None and step + lifetime.steps > job.steps
+    repair = setting("repair") if is_too_long else setting("repair", lifetime)
+    return f"the target is gone until the repair: write {repair} instead"
 
 
 def _about_repair(
@@ -193,7 +200,8 @@ def _about_repair(
         return
     if kind.is_loss and fault.repair == "none" and stops_on_loss(job.strategy):
         message = (
-            f"with the strategy {job.strategy} the job starts again when all ranks are back: it would wait for ever"
+            f"with the strategy {job.strategy} the job starts again when all ranks are back: it would wait for ever; "
+            f"leave {setting('repair')} out"
         )
         problems.add(place, message, rests_on=[_STRATEGY])
     if fault.repair is not None and not kind.is_loss and problems.are_sound((*where, PARAMETERS)):
@@ -206,8 +214,10 @@ def _about_repair(
         if fault.at.step <= job.steps < repaired:
             message = (
                 f"{fault.repair} after step {fault.at.step} is step {repaired}, but the job has {job.steps} steps: "
-                f"repair sooner, raise {setting('job.steps')}, or write {setting('repair', 'none')}"
+                f"repair sooner, or raise {setting('job.steps')}"
             )
+            if not stops_on_loss(job.strategy):
+                message += f", or write {setting('repair', 'none')}"
             problems.add(place, message, rests_on=[_STEPS, (*where, "at")])
 
 
@@ -243,7 +253,8 @@ def _about_checkpoints(fault: FaultSpec, job: Job) -> str | None:
         return violation
     every_steps = job.checkpoint.every_steps
     if fault.rate is not None:
-        return f"a rate draws any step, but only every {every_steps}th writes a checkpoint: write every instead"
+        instead = f"write {setting('every', f'{every_steps}steps')} instead"
+        return f"a rate draws any step, but only every {every_steps}th writes a checkpoint: {instead}"
     if fault.every is not None and (fault.every.steps or 0) % every_steps:
         return f"every {fault.every} hits steps that write no checkpoint: choose a multiple of {every_steps}"
     return None
@@ -258,7 +269,8 @@ def _about_snapshots(fault: FaultSpec, job: Job) -> str | None:
         # What is copied shows when it is.
         return None
     if every_steps > 1 and fault.rate is not None:
-        return f"a rate draws any step, but only every {every_steps}th is copied: write every instead"
+        instead = f"write {setting('every', f'{every_steps}steps')} instead"
+        return f"a rate draws any step, but only every {every_steps}th is copied: {instead}"
     if fault.every is not None and (fault.every.steps or 0) % every_steps:
         return f"every {fault.every} hits steps without a snapshot: choose a multiple of {every_steps}"
     return None

@@ -53,7 +53,7 @@ def put_fault_options(
 ) -> None:
     """Put what `options` say of fault `index` into `values`, and the place of each into `labels`.
 
-    `of_fault` is what tells the options of this fault from those of others, in a message.
+    `of_fault` marks the options of this fault in a message, as of `distinction`.
     """
     faults = values.get("faults")
     fault = faults[index] if isinstance(faults, list) and index < len(faults) else None
@@ -100,7 +100,7 @@ def put_more_faults(
 
 
 def no_such_fault(kind: str, kinds: Registry, or_else: str = "", *, key: str | None = None) -> UsageError:
-    """There is no such fault, and which one was meant; `or_else` is what else could stand there, `key` the option."""
+    """The error for an unknown `kind`, with the nearest one; `or_else` names an alternative, `key` is the option."""
     guess = OTHER_NAMES.get(kind.lower()) or nearest(kind, kinds)
     several = [name for name in kinds if name.startswith(f"{kind}-")]
     if len(several) > 1:
@@ -110,7 +110,7 @@ def no_such_fault(kind: str, kinds: Registry, or_else: str = "", *, key: str | N
 
 
 def distinction(line: Sequence[str], place: int) -> str:
-    """What tells the options of one fault of a command line from those of the others, in a message."""
+    """The words after an option that say which fault of a command line it is of; none where there is one fault."""
     if len(line) <= 1:
         return ""
     kind = line[place]

@@ -21,6 +21,17 @@ def named(key: str) -> str:
     return key if key.isidentifier() else shown(key)
 
 
+def _about_option(key: str, text: str, kind: type[Fault[Any]] | None) -> str:
+    """What to write in place of a parameter that has the name of something that is of every fault."""
+    if key in ("kind", "draw"):
+        return f"{key} is no parameter: leave it out"
+    if kind is not None and ((key == "for" and not kind.has_lifetime) or (key == "repair" and not kind.is_loss)):
+        return f"{kind.kind} has no {'duration' if key == 'for' else 'repair'}: leave it out"
+    if key == "repair":
+        return f"with the built-in job write --repair {text}, else leave it out"
+    return f"{key} is an option of every fault: write --{key} {text}"
+
+
 def read_pairs(
     pairs: Collection[str],
     kind: type[Fault[Any]] | None,
@@ -31,7 +42,7 @@ def read_pairs(
 ) -> dict[str, Any]:
     """The parameters that `pairs` give, each as a file would have it; as text where a fault of `kind` takes only that.
 
-    They are of fault `index`; `of_fault` is what tells the options of this fault from those of others, in a message.
+    They are of fault `index`, and `of_fault` marks its options in a message.
 
     What is no KEY=VALUE, there twice, or of every fault is one of the `problems`. What else is wrong is said when the
     experiment is judged.
@@ -44,7 +55,7 @@ def read_pairs(
         if not key or not equals:
             wrong = "write KEY=VALUE, such as delay=50ms"
         elif key in FAULT_KEYS:
-            wrong = f"{key} is an option of every fault: write --{key} {text}"
+            wrong = _about_option(key, text, kind)
             if kind is not None and kind.Parameters.model_fields:
                 wrong += f"; {kind.kind} itself takes {', '.join(kind.Parameters.model_fields)}"
         elif key in texts:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from chaos.errors import UsageError, all_of, nearest, shown
+from chaos.errors import UsageError, all_of, nearest, setting, shown
 from chaos.experiment.command_job import CommandJob, SavedIn
 from chaos.experiment.contradictions import contradictions
 from chaos.experiment.experiment import Experiment, runtime_of
@@ -199,7 +199,7 @@ def _put_options(
 ) -> None:
     """Put into `values` what `options` say instead, and into `labels`, which the source reads, the place of each.
 
-    `of_fault` is what tells the options of the first fault from those of others, in a message.
+    `of_fault` marks the options of the first fault in a message.
     """
     for option, value in options.items():
         if option in _GATE_OPTIONS:
@@ -284,9 +284,10 @@ def _judge(
         raise all_of(problems.errors)
     contradictions(rest.experiment, kinds, problems, rest.indices["faults"])
     if isinstance(rest.experiment.job, CommandJob) and rest.experiment.backend == "docker":
+        local = setting("backend", "local")
         for key, is_asked in ((("twin",), rest.experiment.twin), (("job", "reset"), rest.experiment.job.reset)):
             if is_asked:
-                problems.add(key, "a command in containers is started once: leave it out, or choose backend local")
+                problems.add(key, f"a command in containers is started once: leave it out, or choose {local}")
     if problems.errors:
         if violations is not None:
             told = violations(rest.experiment, lambda *keys: problems.are_sound(*map(key_path, keys)))

@@ -9,6 +9,11 @@ from chaos.experiment.experiment import Experiment
 from chaos.experiment.job import Job
 
 _CHECKPOINTS = f"a job that writes checkpoints: give it {setting('job.checkpoint.every_steps', 20)}"
+_KEEPS_SNAPSHOTS = setting("job.snapshots.every", 1)
+# Only the built-in job keeps them.
+_BUILT_IN_WITH_SNAPSHOTS = (
+    f"the built-in job with snapshots: leave {setting('job.command')} out, and give it {_KEEPS_SNAPSHOTS}"
+)
 # Need -> what would have to be there.
 NEEDS: Mapping[str, str] = {
     "checkpoints": _CHECKPOINTS,
@@ -16,8 +21,8 @@ NEEDS: Mapping[str, str] = {
     "cuda": "a job whose ranks run on CUDA devices",
     "data-workers": "a command of your own, whose DataLoader has worker processes (num_workers above 0)",
     "links": "ranks with networks of their own",
-    "own-runtime": "a job of this project's runtime (runtime: mecefo), into whose steps it reaches",
-    "snapshots": f"a job that keeps snapshots: give it {setting('job.snapshots.every', 1)}",
+    "own-runtime": f"the built-in job, into whose steps it reaches: leave {setting('job.command')} out",
+    "snapshots": f"a job that keeps snapshots: give it {_KEEPS_SNAPSHOTS}",
     "root": "root's rights on this machine",
 }
 
@@ -51,6 +56,9 @@ def check_needs(needs: Mapping[str, Collection[str]], capabilities: Collection[s
             if need not in NEEDS:
                 raise ValueError(f"{kind} needs {need!r}: the words are {', '.join(NEEDS)} ({nearest(need, NEEDS)}?)")
         missing = [NEEDS[need] for need in wanted if need not in capabilities]
+        if {"own-runtime", "snapshots"} <= {need for need in wanted if need not in capabilities}:
+            missing = [text for text in missing if text not in (NEEDS["own-runtime"], NEEDS["snapshots"])]
+            missing.append(_BUILT_IN_WITH_SNAPSHOTS)
         if missing:
             violations.append(UsageError(f"{kind} needs {'; and '.join(missing)}"))
     return violations

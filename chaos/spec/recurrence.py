@@ -30,7 +30,7 @@ class Rate:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.count) and self.count > 0):
-            raise UsageError("a rate is more than 0: leave it out for none")
+            raise UsageError("a rate is more than 0: write 0.5/min or 2/100steps")
         if self.per.seconds == 0:
             raise UsageError("a rate needs a time above 0s")
 
@@ -69,21 +69,23 @@ class Recurrence:
 
     def __post_init__(self) -> None:
         if (self.every is None) == (self.rate is None):
-            raise UsageError("every and rate contradict each other: give one of them", key="every")
+            both = f"{setting('every')} and {setting('rate')}"
+            raise UsageError(f"{both} contradict each other: give one of them", key="every")
         name = "every" if self.every is not None else "rate"
         if self.every is not None and self.every.seconds == 0:
             raise UsageError("a period is more than 0s", key="every")
         in_steps = (self.every or self._per).steps is not None
         if in_steps and self.first.at_seconds is not None:
-            message = f"{name} counts steps, but at is a time: write {setting('at', 'step=...')}, or {name} in seconds"
+            step = setting("at", "step=...")
+            message = f"{setting(name)} counts steps, but at is a time: write {step}, or {setting(name)} in seconds"
             raise UsageError(message, key="at")
         if not in_steps and self.first.at_seconds is None:
-            message = (
-                f"{name} is in seconds, but at is not a time: write {setting('at', 'time=...')}, or {name} in steps"
-            )
+            time = setting("at", "time=...")
+            message = f"{setting(name)} is in seconds, but at is not a time: write {time}, or {setting(name)} in steps"
             raise UsageError(message, key="at")
         if self.within is not None and (self.within.steps is not None) != in_steps:
-            message = f"{name} counts {'steps' if in_steps else 'seconds'}: within must do so, too"
+            unit = "steps" if in_steps else "seconds"
+            message = f"{setting(name)} counts {unit}: {setting('within')} must do so, too"
             raise UsageError(message, key="within")
         end, first = _amount(self.horizon), _begin(self.first)
         if first > end:
@@ -121,7 +123,8 @@ class Recurrence:
         drawn = tuple(islice(moments, min(self.count or MAX_INCIDENTS + 1, MAX_INCIDENTS + 1)))
         if len(drawn) > MAX_INCIDENTS:
             key = "every" if self.every is not None else "rate"
-            message = f"fires more than {MAX_INCIDENTS} times: make it rarer, or end it with count or within"
+            ends = f"{setting('count')} or {setting('within')}"
+            message = f"fires more than {MAX_INCIDENTS} times: make it rarer, or end it with {ends}"
             raise UsageError(message, key=key)
         return drawn
 

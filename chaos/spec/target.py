@@ -159,7 +159,8 @@ def resolve(
     if fault_scope == "link":
         return _resolve_link(target, cluster, rng, unavailable)
     if target.link is not None:
-        raise UsageError(f"{target}, but the fault acts on {fault_scope}s: write one of rank=3, node=1, random")
+        examples = ", ".join(examples_in(cluster))
+        raise UsageError(f"{target}, but the fault acts on {fault_scope}s: write one of {examples}, random")
     if target.role is not None:
         return ResolvedTarget(role=target.role)
     _check_ranges(target, cluster, nodes_per_rack)
@@ -175,6 +176,11 @@ def resolve(
     return ResolvedTarget(ranks=tuple(rank for node in nodes for rank in cluster.ranks_of(node)), nodes=tuple(nodes))
 
 
+def examples_in(cluster: Cluster) -> tuple[str, str]:
+    """A rank and a node that `cluster` has, as targets."""
+    return f"rank={min(3, cluster.num_ranks - 1)}", f"node={min(1, cluster.nodes - 1)}"
+
+
 def _resolve_link(target: Target, cluster: Cluster, rng: random.Random, unavailable: Collection[int]) -> ResolvedTarget:
     if target.link is not None:
         _check_range("rank", max(target.link), cluster.num_ranks)
@@ -182,7 +188,10 @@ def _resolve_link(target: Target, cluster: Cluster, rng: random.Random, unavaila
     elif target.random is not None and not any(map(target.numbers, _PLACES)):
         links = draw_links(target.random, cluster, rng, unavailable)
     else:
-        raise UsageError(f"{target}, but the fault acts on links: write link=2-5, random or random:2")
+        usual = (min(2, cluster.num_ranks - 2), min(5, cluster.num_ranks - 1))
+        is_between_nodes = cluster.nodes == 1 or cluster.node_of(usual[0]) != cluster.node_of(usual[1])
+        example = usual if is_between_nodes else (0, cluster.num_ranks - 1)
+        raise UsageError(f"{target}, but the fault acts on links: write link={example[0]}-{example[1]}, or random")
     return ResolvedTarget(ranks=tuple(sorted({rank for link in links for rank in link})), links=tuple(sorted(links)))
 
 

@@ -32,21 +32,22 @@ _GROWING = ("<", "<=", "==")
 _LOOKS_PER_LENGTH = 2_000
 
 
-def check_gates(gates: Iterable[AnyGate], *, has_twin: bool = True) -> None:
+def check_gates(gates: Iterable[AnyGate], *, has_twin: bool = True, can_have_twin: bool = True) -> None:
     """Let those gates pass that can be understood, answered and, where they are to end the run, can do so.
+
+    Without a twin, `can_have_twin` says whether the run could have one.
 
     Raises:
         GateError: one of them is no gate, is of a figure that needs the baseline where there is none, or whether it
-        fails
-            is not known before the end.
+            fails is not known before the end.
     """
     for gate in gates:
         parsed = Gate.parse(str(gate))
         if not has_twin and isinstance(parsed.metric, Metric) and parsed.metric.needs_twin:
-            raise GateError(
-                f"'{parsed.expression}' could never be decided: {parsed.metric.name} needs the fault-free baseline "
-                "(--baseline-run), and this run has none"
-            )
+            needed = f"'{parsed.expression}' could never be decided: {parsed.metric.name} needs the fault-free baseline"
+            if not can_have_twin:
+                raise GateError(f"{needed}, and a command in containers has none: leave the gate out")
+            raise GateError(f"{needed} (--baseline-run), and this run has none")
         if isinstance(gate, AbortingGate) and (reason := _why_not(parsed)):
             raise GateError(
                 f"'{parsed.expression}' cannot end a run early: {reason}. Use this only for gates that can: "

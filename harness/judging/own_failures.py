@@ -94,9 +94,9 @@ def own_caveats(timeline: Timeline | None) -> list[str]:
     length = timeline.length
     is_proven = timeline.steps_given_up is not None or length.missed is not None or any(own_failures(timeline))
     if length.step is not None and not length.is_told and not is_proven:
-        hint = "Give job.steps, or a fault-free baseline (--baseline-run)."
+        hint = "Give --steps, or a fault-free baseline (--baseline-run)."
         if length.other_world_size is not None:
-            hint = f"The fault-free baseline ran with {count(length.other_world_size, 'rank')}. Give job.steps."
+            hint = f"The fault-free baseline ran with {count(length.other_world_size, 'rank')}. Give --steps."
         found.append(f"Nothing says how long the job should be: it ended by itself after step {length.step}. {hint}")
     return found
 

@@ -108,6 +108,8 @@ class JobRun:
                 reason = f"in {patience_seconds:.0f} s {running.violation_about_start()}"
                 if self.committed_steps:
                     reason = f"no step was committed for {patience_seconds:.0f} s after step {self.committed_steps}"
+                    if isinstance(self.job, CommandConfig):
+                        reason += "; --stall-timeout waits longer"
                 reason = "all nodes were gone before the first step; see their logs" if is_lost else reason
                 stopped = [owned.to_dict() for owned in running.leftovers() if is_stopped(owned.process)]
                 self._emitter.emit("job_failed", step=self.committed_steps or None, reason=reason, stopped=stopped)

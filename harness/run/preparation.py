@@ -234,7 +234,9 @@ def _conditions(experiment: Experiment, is_sound: IsSound) -> list[UsageError]:
     problems = []
     for index, gate in enumerate(experiment.gates):
         try:
-            check_gates([gate], has_twin=experiment.twin or not is_sound("twin"))
+            is_started_once = isinstance(experiment.job, CommandJob) and experiment.backend == "docker"
+            has_twin = experiment.twin or not is_sound("twin")
+            check_gates([gate], has_twin=has_twin, can_have_twin=not is_started_once)
         except GateError as error:
             problems.append(UsageError(str(error), key=f"gates[{index}]"))
     for index, condition in enumerate(experiment.halt):
@@ -267,7 +269,9 @@ def _with_reason(violation: str, experiment: Experiment) -> str:
     """A violation about links says why there are none."""
     if NEEDS["links"] not in violation:
         return violation
-    reason = "with network: loopback they share one" if experiment.network == "loopback" else why_no_networks()
+    is_shared_by_choice = experiment.network == "loopback"
+    loopback = f"with {setting('network', 'loopback')} they share one: leave it out"
+    reason = loopback if is_shared_by_choice else why_no_networks()
     return f"{violation}, and {reason}"
 
 
@@ -324,7 +328,8 @@ def _dilation_ratio(experiment: Experiment) -> float:
     uses_gpus = job.device == "cuda" or (job.device == "auto" and num_devices() > 0)
     if job.pacing == "off" and job.dilation not in ("auto", "off"):
         raise UsageError(
-            f"off: compute is not padded, and {setting('job.dilation')} {job.dilation:g} makes it slower",
+            f"off: compute is not padded, and {setting('job.dilation')} {job.dilation:g} makes it slower: "
+            "leave one of the two out",
             key="job.pacing",
         )
     match "off" if job.pacing == "off" else job.dilation:

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,13 +15,16 @@ if TYPE_CHECKING:
     from chaos.faults.base import Fault
 
 _DIDYOUMEAN = re.compile(r"[.]? \(?Did you mean (one of: )?([^?)]*)\??\)?[.?]?$")
-# Options that there are not, and the option that says it.
+# Options that do not exist, and the option to use.
 _TARGETS = {"rank": "rank", "ranks": "rank", "gpu": "rank", "node": "node", "host": "node"}
 _OPTIONS = {
     **dict.fromkeys(("step", "at-step", "when", "time", "after", "delay"), "--at"),
     **dict.fromkeys((*_TARGETS, "target", "victim"), "--on"),
     **dict.fromkeys(("duration", "lifetime"), "--for"),
 }
+# Words that may stand before a number, and the option that takes both.
+_COUNTED = {"step": "--at", "time": "--at", "rank": "--on", "node": "--on"}
+_OF_A_FILE = (".yaml", ".yml")
 _OTHERWISE = {
     **dict.fromkeys(("fault", "kind"), "write the fault without an option: `chaos run kill-node --at step=30`"),
     **dict.fromkeys(("file", "config", "experiment"), "write the file without an option: `chaos run FILE.yaml`"),
@@ -55,13 +58,18 @@ def hint(error: click.UsageError, words: Sequence[str], *, takes_command: bool, 
     joined = next((f"{one}-{two}" for one, two in pairwise(words) if f"{one}-{two}" in kinds), None)
     if joined is not None:
         return f"did you mean {joined!r}?"
+    program = next(
+        (word for word, after in zip_longest(words, words[1:]) if _starts_a_command(word, after, kinds)), None
+    )
     if isinstance(error, click.BadParameter):
-        return None
-    program = next((word for word in words if _starts_a_command(word, kinds)), None)
+        name = error.param.opts[0] if isinstance(error.param, click.Option) else ""
+        if program is None or (name, program) not in pairwise(words):
+            return None
+        return f"{name} takes {program!r} for its value: give it another one, or leave {name} out"
     if program is not None and is_split:
         return f"the command after -- is not begun before it: leave {program!r} out"
     if program is not None and takes_command:
-        return _about_command(program, words)
+        return _about_command(program, is_first=not any(word in kinds or word.endswith(_OF_A_FILE) for word in words))
     meant = _about_option(error.option_name, words, kinds, is_split) if isinstance(error, click.NoSuchOption) else None
     return meant or _about_words(words)
 
@@ -112,9 +120,9 @@ def _about_duration(name: str, kind: type[Fault[Any]] | None, is_split: bool) ->
     return "write --repair 10s or --repair 10steps"
 
 
-def _about_command(program: str, words: Sequence[str]) -> str:
+def _about_command(program: str, *, is_first: bool) -> str:
     command = f"torchrun {program}" if program.endswith(".py") else f"{program} ..."
-    if words[0] == program:
+    if is_first:
         example = f"`chaos run kill-process --at step=30 -- {command}`"
         return f"write the fault first, and your own command after --, as in {example}"
     return f"write -- before your own command, as in `-- {command}`"
@@ -127,10 +135,9 @@ def _about_words(words: Sequence[str]) -> str | None:
         key, equals, _ = word.partition("=")
         if before.startswith("-") or word.startswith("-"):
             continue
-        if word.isdigit() and before in ("step", "time"):
-            return f"write --at {before}={word}{'s' if before == 'time' else ''}"
-        if word.isdigit() and before in ("rank", "node"):
-            return f"write --on {before}={word}"
+        if word.isdigit() and before in _COUNTED:
+            unit = "s" if before == "time" else ""
+            return f"write {_COUNTED[before]} {before}={word}{unit}"
         if equals and key in ("step", "time", "phase"):
             return f"write --at {word}"
         if equals and key in ("rank", "node", "rack", "stage", "replica", "role", "link"):
@@ -140,8 +147,12 @@ def _about_words(words: Sequence[str]) -> str | None:
     return None
 
 
-def _starts_a_command(word: str, kinds: Mapping[str, object]) -> bool:
-    """Whether `word` is a script or a program, and so the beginning of a command of the user's."""
-    if word.startswith("-") or word in kinds:
+def _starts_a_command(word: str, after: str | None, kinds: Mapping[str, object]) -> bool:
+    """Whether `word` is a script or a program, and so the beginning of a command of the user's.
+
+    A number `after` one that is also a trigger or a target makes it that: `time 10`, `node 1`.
+    """
+    is_a_place = word in _COUNTED and (after or "").isdigit()
+    if word.startswith("-") or word in kinds or is_a_place:
         return False
     return word.endswith(".py") or ("=" not in word and os.sep not in word and shutil.which(word) is not None)

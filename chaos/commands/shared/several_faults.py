@@ -21,8 +21,8 @@ _ONCE_FOR_A_FAULT = ("at", "on")
 class CommandOfFaults(GroupedCommand):
     """A subcommand that describes an experiment of one fault or several.
 
-    The words are split at `--and`, and each part is parsed by the same parser. What a later part says of its fault is
-    kept apart, as `more_faults`; all else it says is said of the experiment, wherever it stands.
+    The words are split at `--and`, and the same parser parses each part. Options of a fault in a later part become one
+    of `more_faults`; all other options are of the experiment, in whichever part they stand.
     """
 
     takes_command: ClassVar[bool] = False
@@ -48,7 +48,7 @@ class CommandOfFaults(GroupedCommand):
         return unused
 
     def _check_part(self, ctx: click.Context, part: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-        """(values of the options, words that are none) of one part.
+        """(values of the options, other words) of one part.
 
         Raises:
             UsageError: an option is given twice that a fault has once.
@@ -68,7 +68,7 @@ class CommandOfFaults(GroupedCommand):
         return values, [*(one for one in arguments if isinstance(one, str)), *extra]
 
     def _fault(self, ctx: click.Context, part: Sequence[str]) -> tuple[FaultOptions | None, list[str]]:
-        """The fault that a part behind `--and` describes, and the words for all else that it says."""
+        """The fault that a part after `--and` describes, and the options of the experiment in that part, as words."""
         from chaos.experiment.terms import is_of_a_fault
 
         values, words = self._check_part(ctx, part)

@@ -17,7 +17,7 @@ from chaos.faults.process._processes import send
 from chaos.faults.process.kill import _Kill
 from chaos.host.process_table import exited
 from chaos.spec.quantities import SecondsText
-from chaos.spec.target import ResolvedTarget, Scope
+from chaos.spec.target import ResolvedTarget, Scope, examples_in
 from mecefo_runtime.launch.notice import NOTICE
 from mecefo_runtime.system.job_records import Detected
 from mecefo_runtime.system.process import ProcessId
@@ -59,7 +59,8 @@ class DrainNode(_Kill[NoticeParameters]):
     def check(self, target: ResolvedTarget, run: RunContext) -> None:
         """Refuse targets other than nodes: only a node has a supervisor."""
         if target.role is not None:
-            raise UsageError(f"drain-node moves a node, not the {target.role}: write node=1 or rank=3")
+            examples = " or ".join(examples_in(run.cluster))
+            raise UsageError(f"drain-node moves a node, not the {target.role}: write {examples}")
 
     async def apply(self, act: Act, context: FaultContext) -> None:
         """The notice, to each supervisor."""

@@ -108,7 +108,9 @@ class LeakMemory(ProcessFault[LeakParameters]):
         except ProcessLookupError:
             raise TargetNotFound(f"{target} has just ended") from None
         if by == "cgroup" and any(limit.by != "cgroup" for limit in limits):
-            raise TargetNotFound("no memory control group can be made here for it: use by: rlimit")
+            raise TargetNotFound(
+                "no memory control group can be made here for it: use -p by=rlimit, or in a file by: rlimit"
+            )
         return Act(act.processes, LeakRecord.of(act.processes, limits=limits).to_json())
 
     def _check_groups(self, processes: Iterable[OwnedProcess]) -> None:

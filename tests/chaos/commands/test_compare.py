@@ -54,15 +54,18 @@ def stored(tmp_path):
         (("--strategies", "mecefo:quality=2", *KILL), "must be auto, speed, exact or a share from 0 to 1"),
         (("--strategies", "mecefo:redundancy=2", *KILL), "must be left out with the strategy mecefo"),
         (("--strategies", "", *KILL), "there is no strategy ''"),
-        (("--strategies", "mecefo", *KILL, "--strategy", "ndb"), "--strategy: it says nothing beside --strategies"),
-        (("--strategies", "mecefo", *KILL, "--tolerance", "5%"), "--tolerance: it says nothing"),
+        (
+            ("--strategies", "mecefo", *KILL, "--strategy", "ndb"),
+            "--strategy: it has no meaning with --strategies: leave it out",
+        ),
+        (("--strategies", "mecefo", *KILL, "--tolerance", "5%"), "--tolerance: it has no meaning"),
         (("--strategies", "mecefo", "kill-nod", "--at", "step=5"), "there is no fault 'kill-nod'"),
         (("--strategies", "checkpoint", *KILL, "--repair", "none"), "would wait for ever"),
         (
             ("--strategies", "ndb", *KILL, "--checkpoint-every", "9", "--checkpoint-folder", "x"),
             "resume from the checkpoints of another",
         ),
-        (("latest", "latest", "--steps", "5"), "--steps: it is of an experiment that is run"),
+        (("latest", "latest", "--steps", "5"), "--steps: stored runs are compared"),
         (("nothing", "nothing"), "holds no runs yet"),
     ],
 )

@@ -161,7 +161,7 @@ def test_strategies_are_compared_under_all_of_them(chaos):
     line = ("compare", "--strategies", "ndb,exact", *FIRST, "--and", "set-nan", "--at", "step=x")
     assert "--at of set-nan" in chaos(*line)[2]
     code, _, err = chaos("compare", "latest", "before", "--and", "set-nan", "--at", "step=5")
-    assert code == 4 and "--and: it is of an experiment that is run" in err
+    assert code == 4 and "--and: stored runs are compared" in err
 
 
 @pytest.mark.parametrize("command", ["run", "plan", "init", "compare"])

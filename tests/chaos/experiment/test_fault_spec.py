@@ -251,7 +251,7 @@ class TestOptions:
             ("kill-node", {"every": "5s", "for": "3s"}, "--for: kill-node has no lifetime"),
             ("kill-node", {"every": "5"}, "--every: '5' has no unit"),
             ("kill-node", {"rate": "5"}, "--rate: '5' is no rate"),
-            ("kill-node", {"every": "5s", "within": "5steps"}, "--within: every counts seconds"),
+            ("kill-node", {"every": "5s", "within": "5steps"}, "--within: --every counts seconds"),
             ("kill-node", {"every": "5s", "count": 0}, "--count: must be at least 1"),
             ("kill-node", {"at": "step=5", "profile": "llama3:x"}, "--profile: failures must be a whole number"),
             ("kill-node", {"at": "step=5", "parameters": ("delay=3",)}, "--param delay: unknown key"),

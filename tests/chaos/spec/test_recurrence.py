@@ -158,7 +158,7 @@ class TestRefusals:
         with pytest.raises(UsageError) as refused:
             triggers(first, **said)
         assert refused.value.key == key
-        assert message in refused.value.message
+        assert message in str(refused.value)
 
     def test_as_many_as_may_be(self):
         assert len(steps(None, every="1steps", num_steps=MAX_INCIDENTS)) == MAX_INCIDENTS

@@ -242,7 +242,7 @@ class TestLinks:
         ("text", "message"),
         [
             ("link=2-8", "rank=8 does not exist"),
-            ("node=1", "node=1, but the fault acts on links: write link=2-5, random or random:2"),
+            ("node=1", "node=1, but the fault acts on links: write link=2-5, or random"),
             ("role=coordinator", "the fault acts on links"),
             ("random,stage=0", "the fault acts on links"),
             ("random:9", "random:9 links are more than the 8 that are drawn at once"),

@@ -209,7 +209,7 @@ def test_one_that_came_as_far_as_it_should_passes_without_a_word(knobs):
     [
         ({}, "--baseline-run"),
         # With other ranks an epoch has other steps; one that began elsewhere is another job.
-        ({"baseline": 60, "world_size": 4}, "The fault-free baseline ran with 4 ranks. Give job.steps."),
+        ({"baseline": 60, "world_size": 4}, "The fault-free baseline ran with 4 ranks. Give --steps."),
         ({"baseline": 60, "first": 31}, "--baseline-run"),
     ],
 )

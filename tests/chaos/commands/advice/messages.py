@@ -1,0 +1,96 @@
+"""Finds the messages of the product that name an option, over its syntax trees."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaos.experiment.terms import TERMS
+
+ROOT = Path(__file__).parents[4]
+PACKAGES = ("chaos", "harness", "mecefo_runtime", "mecefo_chaos")
+_OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]*|-p(?= ))")
+# Texts of help, and names by which a message says where a mistake is.
+_NO_ADVICE = ("help", "metavar", "key", "label")
+_HELP_CONSTANT = re.compile(r"_?([A-Z]+_)?HELP")
+_MIN_WORDS = 3
+
+
+@dataclass(frozen=True)
+class Message:
+    """A text that names options, as it stands in the product: `pattern` has a wildcard for each value in it.
+
+    `options` are those that it names itself; one that is put together when the message is made is not among them.
+    """
+
+    place: str
+    text: str
+    pattern: str
+    options: frozenset[str]
+
+    def is_in(self, text: str) -> bool:
+        """Whether this message, with some values, is part of `text`."""
+        return re.search(self.pattern, text, re.DOTALL) is not None
+
+
+def messages(packages: tuple[str, ...] = PACKAGES) -> list[Message]:
+    """All of them."""
+    files = [file for package in packages for file in sorted((ROOT / package).rglob("*.py"))]
+    return [message for file in files for message in in_source(file.read_text(), str(file.relative_to(ROOT)))]
+
+
+def in_source(source: str, path: str) -> Iterator[Message]:
+    """Those of one file."""
+    tree = ast.parse(source)
+    ignored = set(_ignored(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            # Its constant parts are no texts of their own.
+            ignored.update(id(part) for part in node.values)
+    for node in ast.walk(tree):
+        if id(node) in ignored:
+            continue
+        parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+        if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str)):
+            message = _message(f"{path}:{node.lineno}", parts)
+            if message is not None:
+                yield message
+
+
+def _ignored(tree: ast.Module) -> Iterator[int]:
+    """Nodes that are docstrings, text of help, or the name of a place."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield id(node.value)
+        elif isinstance(node, ast.keyword) and node.arg in _NO_ADVICE:
+            yield from map(id, ast.walk(node.value))
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(one, ast.Name) and _HELP_CONSTANT.fullmatch(one.id) for one in targets):
+                yield from map(id, ast.walk(node.value))
+
+
+def _message(place: str, parts: list[ast.expr]) -> Message | None:
+    text, pattern, options = "", "", set()
+    names_one = False
+    for part in parts:
+        if isinstance(part, ast.Constant):
+            text += str(part.value)
+            pattern += re.escape(str(part.value))
+            continue
+        value = part.value if isinstance(part, ast.FormattedValue) else part
+        text += f"{{{ast.unparse(value)}}}"
+        pattern += ".*?"
+        if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
+            names_one |= value.func.id in ("setting", "option_name")
+            if value.func.id == "setting" and isinstance(value.args[0], ast.Constant):
+                key = str(value.args[0].value)
+                options |= {TERMS[key]} if key in TERMS else set()
+    options |= set(_OPTION.findall(text))
+    words = re.findall(r"[A-Za-z]{2,}|-p|--[\w-]+|\{.*?\}", text)
+    if not (options or names_one) or len(words) < _MIN_WORDS:
+        return None
+    return Message(place, text, pattern, frozenset(options))
