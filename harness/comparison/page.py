@@ -13,6 +13,7 @@ from harness.comparison.sample import RunSet, Sample
 from harness.comparison.text import headline, notes
 from harness.comparison.verdicts import SetVerdict
 from harness.judging.metrics import METRICS
+from harness.report.drawing import both_widths
 from harness.report.templates import template
 from harness.store.files import write_whole
 
@@ -38,7 +39,7 @@ def render(found: RunSet, verdict: SetVerdict) -> str:
         found=found,
         verdict=verdict,
         word=headline(found, verdict),
-        plot=Markup(plot(found)),
+        plot=both_widths(lambda width: Markup(plot(found, width))),
         rows=[
             {"words": words, "cells": [_cell(sample, name) for sample in found.samples]}
             for name, words in HEADLINE.items()

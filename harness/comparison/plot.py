@@ -6,6 +6,7 @@ The picture stands alone: its colours are in it, for light and dark.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from markupsafe import escape
@@ -14,14 +15,15 @@ from harness.analysis.words import one_line
 from harness.comparison.figures import HEADLINE
 from harness.comparison.sample import RunSet, Sample
 from harness.judging.metrics import METRICS, Metric
+from harness.report.drawing import WIDE, Rows, Scale
 
-_WIDTH = 820
 _LABEL = 120
 _VALUE = 120
 _ROW = 24
 _HEAD = 30
 _GAP = 26
-_NUM_TICKS = 5
+_NUM_TICKS, _NUM_NARROW_TICKS = 5, 3
+_CHAR_WIDTH = 6.4
 # Of figures that are nothing at all, an axis still needs a length.
 _LEAST_SPAN = 1e-9
 _STYLE = """
@@ -37,63 +39,59 @@ _STYLE = """
 """
 
 
-def plot(found: RunSet) -> str:
+def plot(found: RunSet, width: int = WIDE) -> str:
     """The SVG document; figures that no run has are left out."""
     body: list[str] = []
     top = 8.0
     for name, words in HEADLINE.items():
         if any(sample.values(name) for sample in found.samples):
-            panel, height = _panel(METRICS[name], words, found.samples, top)
+            panel, height = _panel(METRICS[name], words, found.samples, top, width)
             body += panel
             top += height + _GAP
     height = max(top, 20.0)
     title = f"{one_line(found.name)}: {len(found.samples)} samples, {found.num_rounds} runs each"
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height:.0f}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:.0f}" role="img" '
         f'aria-label="{escape(title)}"><style>{_STYLE}</style>'
-        f'<rect width="{_WIDTH}" height="{height:.0f}" class="plot-page"/>{"".join(body)}</svg>\n'
+        f'<rect width="{width}" height="{height:.0f}" class="plot-page"/>{"".join(body)}</svg>\n'
     )
 
 
-def _panel(figure: Metric, words: str, samples: Sequence[Sample], top: float) -> tuple[list[str], float]:
+def _panel(figure: Metric, words: str, samples: Sequence[Sample], top: float, width: int) -> tuple[list[str], float]:
     better = {"lower": " (lower is better)", "higher": " (higher is better)", None: ""}[figure.better]
-    body = [_text(8, top + 14, f"{words}{better}", "start", "plot-ink")]
+    title = textwrap.wrap(f"{words}{better}", int((width - 16) / _CHAR_WIDTH))
+    body = [_text(8, top + 14 + 15 * line, part, "start", "plot-ink") for line, part in enumerate(title)]
+    rows = Rows(width, top + _HEAD + 15 * (len(title) - 1), len(samples), _LABEL, _ROW, _VALUE)
     values = [value for sample in samples for value in sample.values(figure.name)]
     low, high = min(0.0, *values), max(0.0, *values)
     high = high if high - low > _LEAST_SPAN else low + 1.0
-    left, right = _LABEL, _WIDTH - _VALUE
-
-    def x(value: float) -> float:
-        return left + (value - low) / (high - low) * (right - left)
-
-    bottom = top + _HEAD + _ROW * len(samples)
-    for tick in _ticks(low, high):
-        body.append(_line(x(tick), top + _HEAD - 6, x(tick), bottom, "plot-grid"))
+    x, bottom = rows.across(low, high), rows.bottom
+    for tick in _ticks(low, high, _NUM_TICKS if rows.is_wide else _NUM_NARROW_TICKS):
+        body.append(_line(x(tick), rows.top - 6, x(tick), bottom, "plot-grid"))
         body.append(_text(x(tick), bottom + 13, _tick(figure, tick), "middle", "plot-soft"))
-    for row, sample in enumerate(samples):
-        body += _row(figure, sample, x, top + _HEAD + _ROW * (row + 0.5))
+    for number, sample in enumerate(samples):
+        body += _row(figure, sample, x, rows, number)
     return body, bottom - top + 14
 
 
-def _row(figure: Metric, sample: Sample, x: object, y: float) -> Iterator[str]:
-    assert callable(x)
+def _row(figure: Metric, sample: Sample, x: Scale, rows: Rows, number: int) -> Iterator[str]:
+    y = rows.middle(number)
     values = sample.spread(figure.name)
-    yield _text(_LABEL - 10, y + 4, sample.label, "end", "plot-ink")
+    yield rows.name(number, sample.label, "plot-ink")
     if not values["n"]:
-        yield _text(_LABEL + 4, y + 4, "no value", "start", "plot-soft")
+        yield _text(rows.left + 4, y + 4, "no value", "start", "plot-soft")
         return
     yield _line(x(values["min"]), y, x(values["max"]), y, "plot-range")
     for value in values["values"]:
         title = f"<title>{escape(one_line(f'{sample.label}: {figure.to_text(value)}'))}</title>"
         yield f'<circle cx="{x(value):.1f}" cy="{y:.1f}" r="4" class="plot-run">{title}</circle>'
     yield _line(x(values["median"]), y - 8, x(values["median"]), y + 8, "plot-median")
-    yield _text(
-        _WIDTH - _VALUE + 14, y + 4, f"{figure.to_text(values['median'])}, n {values['n']}", "start", "plot-ink"
-    )
+    words = f"{figure.to_text(values['median'])}, n {values['n']}"
+    yield _text(rows.width - _VALUE + 14, y + 4, words, "start", "plot-ink")
 
 
-def _ticks(low: float, high: float) -> list[float]:
-    rough = (high - low) / _NUM_TICKS
+def _ticks(low: float, high: float, about: int) -> list[float]:
+    rough = (high - low) / about
     magnitude = 10.0 ** math.floor(math.log10(rough))
     step = next(magnitude * factor for factor in (1, 2, 5, 10) if magnitude * factor >= rough * 0.999)
     return [round(index * step, 12) for index in range(math.ceil(low / step), math.floor(high / step) + 1)]

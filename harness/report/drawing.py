@@ -7,6 +7,7 @@ narrow one on a phone, where letters of the wide one would be too small to read.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -18,6 +19,7 @@ from harness.analysis.words import one_line
 WIDE, NARROW = 860, 344
 _CHAR_WIDTH = 5.9
 """Pixels that a character of a label takes at most, in the mean over a word."""
+_STRONG_CHAR_WIDTH = 6.6
 _LEGEND_LINE = 17
 _FAR_OFF = 20.0
 """So many times the spread of the usual values away, a value is left out of the range that an axis shows."""
@@ -74,6 +76,70 @@ class Clock:
         if span_seconds > 3 * 3600:
             return cls(3600.0, "hours")
         return cls(60.0, "minutes") if span_seconds > 300 else cls(1.0, "seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Named rows of bars, one below the other from `top`, with values to the right of `label` pixels.
+
+    In a narrow picture the name of a row stands above its bars, which then have the whole width.
+    """
+
+    width: int
+    top: float
+    num: int
+    label: float
+    height: float
+    right: float
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the names stand beside the bars."""
+        return self.width >= WIDE
+
+    @property
+    def left(self) -> float:
+        """Where the bars may begin."""
+        return self.label if self.is_wide else 8.0
+
+    @property
+    def bottom(self) -> float:
+        """Below the last row."""
+        return self._top_of(self.num)
+
+    def across(self, low: float, high: float) -> Scale:
+        """From values in [low, high] to places from the left to the right edge."""
+        return scale(low, high, self.left, self.width - self.right)
+
+    def ticks(self, low: float, high: float) -> list[float]:
+        """As many as there is room for."""
+        return ticks(low, high, 6 if self.is_wide else 4)
+
+    def middle(self, number: int) -> float:
+        """The middle of the bars of a row."""
+        return self._top_of(number + 1) - self.height / 2
+
+    def name(self, number: int, words: str, css: str = "") -> str:
+        """The name of a row."""
+        if self.is_wide:
+            return text(self.label - 8, self.middle(number) + 4, words, "end", css)
+        return text(8, self._top_of(number) + 11, words, css=css)
+
+    def _top_of(self, number: int) -> float:
+        return self.top + number * (self.height if self.is_wide else self.height + 14)
+
+
+def both_widths(draw: Callable[[int], Markup]) -> Markup:
+    """A picture for a screen or paper, and one for a phone, of which a page shows the one that fits."""
+    drawn = [(css, draw(width)) for css, width in (("wide", WIDE), ("narrow", NARROW))]
+    shown = (Markup('<div class="{}">{}</div>').format(css, picture) for css, picture in drawn if picture)
+    return Markup("").join(shown)
+
+
+def heading(words: str, width: int) -> tuple[list[str], float]:
+    """(body, height) of the words above a picture, on as many lines as they take."""
+    lines = textwrap.wrap(one_line(words), max(10, int((width - 16) / _STRONG_CHAR_WIDTH)))
+    return [text(8, 16 + 15 * number, part, css="strong") for number, part in enumerate(lines)], 15.0 * len(lines)
 
 
 def figure(name: str, width: int, height: float, title: str, description: str, body: Iterable[str]) -> Markup:

@@ -16,7 +16,7 @@ from harness.report import bars, charts, history, speed, tables, wording
 from harness.report.bars import Part
 from harness.report.curves import Curves, trace
 from harness.report.deciding import Deciding, deciding
-from harness.report.drawing import NARROW, WIDE
+from harness.report.drawing import both_widths
 from harness.report.history import History, Way
 from harness.report.reproduction import reproduction
 from harness.report.story import about, chronicle, lost_words, steps_text, story
@@ -149,12 +149,7 @@ def _attempt(what: str, compute: Callable[[], _T], broken: _Broken) -> _T | None
 
 def _drawn(what: str, draw: Callable[[int], Markup], broken: _Broken) -> Markup:
     """A picture for a screen or paper and one for a phone, of which the style sheet shows one."""
-    pictures = _attempt(
-        what, lambda: [(css, draw(width)) for css, width in (("wide", WIDE), ("narrow", NARROW))], broken
-    )
-    if pictures is None or not pictures[0][1]:
-        return Markup("")
-    return Markup("").join(Markup('<div class="{}">{}</div>').format(css, picture) for css, picture in pictures)
+    return _attempt(what, lambda: both_widths(draw), broken) or Markup("")
 
 
 def _tiles(summary: Summary) -> list[tuple[str, str, str]]:
