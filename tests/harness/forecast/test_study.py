@@ -72,7 +72,7 @@ def test_the_page_stands_alone(found):
     page = render(found)
     assert "small &lt;&amp;&gt;" in page and "<&>" not in page
     assert "<script" not in page and "http://" not in page.replace("http://www.w3.org", "")
-    assert page.count("<svg") == 4
+    assert page.count("<svg") == 8, "each picture for a screen and for a phone"
 
 
 def test_the_command_prints_text_json_and_a_page(path, tmp_path, capsys):
