@@ -370,3 +370,15 @@ def test_a_repair_that_nobody_asked_for_and_that_comes_too_late_is_told(chaos):
     code, out, _ = chaos("plan", *KILL, "--steps", "30")
     assert code == 0 and "faults[0]: kill-node at step 10 is not repaired" in out
     assert "not repaired" not in chaos("plan", *KILL, "--steps", "50")[1]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["truncate-checkpoint", "flip-checkpoint-bit", "remove-checkpoint-shard", "hide-checkpoint", "slow-checkpoint"],
+)
+def test_a_fault_of_checkpoints_that_the_job_does_not_write_advises_the_option_that_is_accepted(chaos, kind):
+    command = ("run", kind, "--at", "step=50", "--dry-run")
+    code, _, err = chaos(*command)
+    assert code == 4
+    option, value = re.search(r"give it (--\S+) (\d+)", err).groups()
+    assert chaos(*command, option, value)[0] == 0
