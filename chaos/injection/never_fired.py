@@ -68,7 +68,8 @@ class NeverFired:
             case "began_behind":
                 return (
                     f"the job began at step {self.first_step}, behind {self.trigger}: it went on from a checkpoint of "
-                    "its own; --reset 'rm -rf ...' resets it before each start"
+                    "its own; --reset 'rm -rf ...' removes it before each start; of a command in containers, remove it "
+                    "yourself"
                 )
             case "rank_absent":
                 missing = "was not in the job, or not observed," if self.is_command else "was not in the job"

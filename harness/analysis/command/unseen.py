@@ -23,7 +23,8 @@ _WORDS: Mapping[str, str] = {
     ),
     "nothing_to_do": (
         f"{_NO_STEP}, though an optimizer was made: a job that resumes from its own checkpoint had nothing left to do. "
-        f"--reset 'rm -rf ...' resets it before each start. {_OTHER_LOOPS}"
+        "--reset 'rm -rf ...' removes it before each start; of a command in containers, remove it yourself. "
+        f"{_OTHER_LOOPS}"
     ),
     "compiled": (
         f"{_NO_STEP}, though an optimizer was made, and torch.compile compiled functions there: report a hidden step "

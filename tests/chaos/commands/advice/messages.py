@@ -12,7 +12,7 @@ from chaos.experiment.terms import TERMS
 
 ROOT = Path(__file__).parents[4]
 PACKAGES = ("chaos", "harness", "mecefo_runtime", "mecefo_chaos")
-_OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]*|-p(?= ))")
+_OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z_-]*|-p(?= ))")
 # Texts of help, and names by which a message says where a mistake is.
 _NO_ADVICE = ("help", "metavar", "key", "label")
 _HELP_CONSTANT = re.compile(r"_?([A-Z]+_)?HELP")

@@ -305,8 +305,20 @@ SHOWN_LATER = [
         f"{KILL} --reset 'rm -rf out' -- {OWN}",
         text="no optimizer step of PyTorch was seen, though an optimizer was made: a job that resumes from its own "
         "checkpoint had nothing left to do. --reset 'rm -rf ...' removes it before each start; of a command in "
-        "containers, remove it yourself. A loop that takes its steps otherwise reports them by calling "
-        "chaos.agent.step() once a step",
+        "containers, remove it yourself. A loop with other steps reports them by calling chaos.agent.step()",
+    ),
+    write(
+        "--step-from",
+        f"{KILL} -- {OWN}",
+        f"{KILL} --step-from 'step (?P<step>[0-9]+)' -- {OWN}",
+        text="A loop with other steps reports them by calling chaos.agent.step() once a step, or prints them for "
+        "--step-from",
+    ),
+    write(
+        "--on rank=0",
+        f"run raise --at step=5,phase=checkpoint --on rank=1 -- {OWN}",
+        f"run raise --at step=6,phase=checkpoint --on rank=0 -- {OWN}",
+        text="--on rank=0 ",
     ),
     write(
         "--reset",
@@ -496,6 +508,12 @@ SHOWN_LATER = [
         "compare one.yaml two.yaml --anyway",
         text="x; --anyway compares them anyway",
     ),
+    write(
+        "--repeat 3",
+        NODE,
+        f"{NODE} --repeat 3",
+        text="one run on each side: no differences can be told from chance; --repeat 3 on both sides",
+    ),
     write("--max-runs", "shrink", "shrink --max-runs 99", text="stopped after 30 runs: --max-runs allows more"),
     write(
         "--output",
@@ -538,6 +556,7 @@ OTHER_PROGRAMS = {
     "--format": "docker context",
     "--ipc": "docker run",
     "--make-rshared": "mount",
+    "--max_restarts": "accelerate",
     "--mount-proc": "unshare",
     "--page": "a variable of CSS",
     "--part": "python -m benchmarks.snapshots",
