@@ -98,14 +98,15 @@ def _text(subject: str | None, options: Mapping[str, Any], path: Path | None) ->
 
 def _asked(output: str | None, force: bool) -> tuple[str, dict[str, Any], str | None]:
     """(kind of fault, options, file) by asking; an answer that is refused is asked for again."""
-    import shlex
-
+    from chaos.experiment.command_job import words_of_command
     from chaos.experiment.reading import installed_faults
 
     options: dict[str, Any] = {}
     echo("An experiment: a training job, a fault, and pass criteria. Enter takes what is in brackets.")
     command = _ask(
-        "Command that starts your training ('torchrun train.py'; empty: the built-in model)", "", shlex.split
+        "Command that starts your training ('torchrun train.py'; empty: the built-in model)",
+        "",
+        lambda text: [str(word) for word in words_of_command(text)] if text.strip() else [],
     )
     if command:
         options["command"] = tuple(command)
@@ -140,6 +141,3 @@ def _ask(question: str, default: str, read: Callable[[str], T]) -> T:
         except UsageError as error:
             for problem in error.problems:
                 echo(f"  {UsageError(problem.message, suggestion=problem.suggestion)}")
-        except ValueError as error:
-            # Quotes that are not closed.
-            echo(f"  not a command line: {error}")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from chaos.errors import UsageError, setting, shown
 from chaos.experiment.fields import MAX_RANKS, Said, Text, WaitText, require_few_ranks
@@ -35,7 +36,39 @@ def _pattern(text: object) -> str:
     return text
 
 
-Argument = Annotated[str, Field(max_length=100_000), AfterValidator(said(_argument))]
+def words_of_command(value: object) -> list[object]:
+    """The words of a command that is written as one text, split as a POSIX shell does; of a list, its items.
+
+    Raises:
+        UsageError: it is neither, has no word, or a quotation is not closed.
+    """
+    if isinstance(value, list | tuple):
+        words = list(value)
+    elif isinstance(value, str):
+        try:
+            words = [*shlex.split(value)]
+        except ValueError as error:
+            raise UsageError(f"{shown(value)} cannot be split into words: {str(error).lower()}") from None
+    else:
+        raise UsageError(f"must be text, as in a shell, or a list of words, not {shown(value)}")
+    if not words:
+        raise UsageError("names no program: write a command such as 'torchrun train.py'")
+    return words
+
+
+_MAX_WORDS, _MAX_WORD = 10_000, 100_000
+_COMMAND_SCHEMA = {
+    "anyOf": [
+        {"type": "string", "minLength": 1, "examples": ["torchrun --standalone --nproc-per-node 2 train.py"]},
+        {
+            "type": "array",
+            "items": {"type": "string", "maxLength": _MAX_WORD},
+            "minItems": 1,
+            "maxItems": _MAX_WORDS,
+        },
+    ]
+}
+Argument = Annotated[str, Field(max_length=_MAX_WORD), AfterValidator(said(_argument))]
 
 
 class SavedIn(Said):
@@ -58,7 +91,9 @@ class CommandJob(Said):
     """
 
     runtime: Literal["command"]
-    command: list[Argument] = Field(min_length=1, max_length=10_000)
+    command: Annotated[list[Argument], BeforeValidator(said(words_of_command)), WithJsonSchema(_COMMAND_SCHEMA)] = (
+        Field(max_length=_MAX_WORDS)
+    )
     nodes: int | None = Field(default=None, ge=1, le=MAX_RANKS)
     gpus_per_node: int | None = Field(default=None, ge=1, le=MAX_RANKS)
     data_parallel: int | None = Field(default=None, ge=1, le=MAX_RANKS)

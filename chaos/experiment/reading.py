@@ -217,7 +217,7 @@ def _put_options(
             continue
         label = option_name(option)
         if option == "command":
-            label, value = "-- COMMAND", list(value)
+            label = "-- COMMAND"
             _put(values, ("job", "runtime"), "command")
         where = place_of(option)
         if option in CHECKPOINT_OPTIONS and problems.source.path is None:

@@ -65,7 +65,7 @@ WORDS: Mapping[str, Mapping[str, str]] = {
     },
     "CommandJob": {
         "runtime": "your own training script, started by `command`",
-        "command": "command that starts the training, as a list of words",
+        "command": "command that starts the training: one text, as in a shell, or a list of words",
         "nodes": "number of nodes; default: from torchrun's options, else 1",
         "gpus_per_node": "ranks per node; default: from torchrun's options, else 1",
         "data_parallel": "number of model replicas, for the target `replica=0`; default: every rank is one",

@@ -105,7 +105,7 @@ class MarkedRun:
         try:
             out.mkdir(parents=True, exist_ok=True)
             with _one_at_a_time(out, item.config.getoption("resilience_overlap")):
-                self._run(experiment, out, started_in, timeout_seconds)
+                self._run(item, experiment, out, started_in, timeout_seconds)
         except OSError as error:
             pytest.fail(f"the run could not be made in {out}: {error.strerror}", pytrace=False)
         item.add_report_section("call", "chaos run", self._report)
@@ -114,7 +114,9 @@ class MarkedRun:
         if said.get("check", True) and self.verdict != "pass":
             pytest.fail(_failure(figures, self.folder), pytrace=False)
 
-    def _run(self, experiment: Experiment, out: Path, started_in: Path, timeout_seconds: float) -> None:
+    def _run(
+        self, item: pytest.Item, experiment: Experiment, out: Path, started_in: Path, timeout_seconds: float
+    ) -> None:
         before = set(_runs_of(out, experiment.name))
         with tempfile.TemporaryDirectory(prefix="chaos-") as scratch:
             file = Path(scratch) / "experiment.yaml"
@@ -122,7 +124,7 @@ class MarkedRun:
             exit_code, self._report, log = _chaos(["run", str(file), "--out", str(out)], started_in, timeout_seconds)
         tail = "\n".join(log.splitlines()[-_LOG_LINES:])
         if exit_code == _EXIT_USAGE:
-            pytest.fail(f"{MARKER}: {tail.removeprefix('chaos: ')}", pytrace=False)
+            _refuse(item, tail.removeprefix("chaos: "))
         new = sorted(set(_runs_of(out, experiment.name)) - before)
         if not new or not (new[-1] / SUMMARY_FILE).is_file():
             pytest.fail(f"chaos run ended with exit code {exit_code}, without a verdict:\n{tail}", pytrace=False)
@@ -137,7 +139,7 @@ def said_by(item: pytest.Item) -> dict[str, Any]:
     for marker in reversed(list(item.iter_markers("chaos"))):
         own = dict(marker.kwargs)
         if len(marker.args) > 1 or (marker.args and "fault" in own):
-            _refuse("give one fault without a name, and everything else as NAME=VALUE")
+            _refuse(item, "give one fault without a name, and everything else as NAME=VALUE")
         if marker.args:
             own["fault"] = marker.args[0]
         gate = own.pop("gate", [])
@@ -152,11 +154,11 @@ def experiment_of(item: pytest.Item, said: Mapping[str, Any]) -> Experiment:
     for key in said:
         if key not in known:
             guess = nearest(key, known)
-            _refuse(f"there is no {key}{f'; did you mean {guess}?' if guess else ''}")
+            _refuse(item, f"there is no {key}{f'; did you mean {guess}?' if guess else ''}")
     if not isinstance(said.get("check", True), bool):
-        _refuse(f"check must be True or False, not {shown(said['check'])}")
+        _refuse(item, f"check must be True or False, not {shown(said['check'])}")
     if "fault" in said and "experiment" in said:
-        _refuse("it has both a fault and an experiment")
+        _refuse(item, "it has both a fault and an experiment")
     subject = said.get("fault")
     if "experiment" in said:
         beside = item.path.parent / str(said["experiment"])
@@ -167,14 +169,14 @@ def experiment_of(item: pytest.Item, said: Mapping[str, Any]) -> Experiment:
     if said["gate"]:
         options["gates"] = said["gate"]
     if "param" in said:
-        options["parameters"] = _pairs(said["param"])
+        options["parameters"] = _pairs(item, said["param"])
     for key in _DEFAULTS:
         default = item.config.getoption(f"resilience_{key}")
         if default is not None:
             options.setdefault(key, default)
     experiment = _read(None if subject is None else str(subject), options)
     if isinstance(experiment, str):
-        _refuse(experiment)
+        _refuse(item, experiment)
     return experiment.model_copy(update={"name": _name(item)})
 
 
@@ -197,15 +199,15 @@ def _known() -> Collection[str]:
     return sorted({*fields, *_OWN, *beside})
 
 
-def _pairs(parameters: object) -> list[str]:
+def _pairs(item: pytest.Item, parameters: object) -> list[str]:
     if not isinstance(parameters, Mapping):
-        _refuse(f"param is a mapping, such as {{'delay': '50ms'}}, not {shown(parameters)}")
+        _refuse(item, f"param is a mapping, such as {{'delay': '50ms'}}, not {shown(parameters)}")
     return [f"{key}={value}" for key, value in parameters.items()]
 
 
 def _sentence(problem: UsageError) -> str:
     """A violation about an option of the command line, as one about a keyword of the marker."""
-    key = (problem.key or "").removeprefix("--")
+    key = (problem.key or "").removeprefix("--").strip().lower()
     key = key.replace("-", "_") if key.replace("-", "").isalpha() else key
     guess = f" (did you mean {problem.suggestion!r}?)" if problem.suggestion else ""
     where = "".join(f"{part}:" for part in (problem.path, problem.line) if part) + (" " if problem.path else "")
@@ -214,8 +216,15 @@ def _sentence(problem: UsageError) -> str:
     return f"{where}{f'{key}: ' if key else ''}{message}{guess}"
 
 
-def _refuse(sentence: str) -> NoReturn:
-    pytest.fail(f"{MARKER}: {sentence}", pytrace=False)
+def location_of(item: pytest.Item) -> str:
+    """`tests/test_x.py:12`: the file and line of a test, from where pytest was started."""
+    path, line, _ = item.reportinfo()
+    shown_path = os.path.relpath(path, item.config.invocation_params.dir)
+    return shown_path if line is None else f"{shown_path}:{line + 1}"
+
+
+def _refuse(item: pytest.Item, sentence: str) -> NoReturn:
+    pytest.fail(f"{location_of(item)}: {MARKER}: {sentence}", pytrace=False)
 
 
 def _name(item: pytest.Item) -> str:

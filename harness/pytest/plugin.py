@@ -85,10 +85,11 @@ def chaos_run(request: pytest.FixtureRequest) -> MarkedRun:
 
     It is made when the test is called; until then (in other fixtures) it has no figures.
     """
-    from harness.pytest.marked_run import MarkedRun
+    from harness.pytest.marked_run import MarkedRun, location_of
 
     if request.node.get_closest_marker("chaos") is None:
-        pytest.fail("chaos_run needs a marked test: @pytest.mark.chaos(fault=..., at=...)", pytrace=False)
+        needed = "chaos_run needs a marked test: @pytest.mark.chaos(fault=..., at=...)"
+        pytest.fail(f"{location_of(request.node)}: {needed}", pytrace=False)
     run = MarkedRun()
     request.node.stash[_RUN] = run
     return run

@@ -86,7 +86,7 @@ def test_questions_on_a_terminal(tmp_path, monkeypatch):
     monkeypatch.setattr("click.echo", lambda text="", **_: told.append(str(text)))
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     assert run_cli(["init"]) == 0 and not answers
-    for words in ("No closing quotation", "did you mean 'kill-process'?", "write step=30", "node=7", "speed", "exists"):
+    for words in ("no closing quotation", "did you mean 'kill-process'?", "write step=30", "node=7", "speed", "exists"):
         assert any(words in line for line in told), words
     text = Path("x.yaml").read_text()
     for line in ("[torchrun, --nproc-per-node, '2', train.py]", "on: rank=1", "at: step=12", "- recovery_seconds < 60"):

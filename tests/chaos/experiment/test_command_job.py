@@ -170,7 +170,9 @@ def refusal_of(job):
     ("job", "message"),
     [
         ({"command": []}, "job.command"),
-        ({"command": "python train.py"}, "job.command: must be a list"),
+        ({"command": 3}, "job.command: must be text, as in a shell, or a list of words, not 3"),
+        ({"command": "python 'train.py"}, 'job.command: "python \'train.py" cannot be split into words'),
+        ({"command": " "}, "job.command: names no program"),
         ({"command": ["a\0b"]}, "job.command[0]: 'a\\x00b' cannot be part of a command"),
         ({"stall_timeout": "10steps"}, "job.stall_timeout"),
         ({"stall_timeout": "0s"}, "job.stall_timeout"),

@@ -98,6 +98,29 @@ def test_markers_are_experiments(collected, pytester):
     assert (str(file.faults[0].at), file.job.steps, file.gates) == ("step=7", 30, ["steps_lost == 0"])
 
 
+COMMANDS = """
+@pytest.mark.chaos("kill-process", at="step=10", command="torchrun --standalone 'my train.py' --lr 1e-3")
+def test_text(): pass
+
+@pytest.mark.chaos("kill-process", at="step=10", command=["torchrun", "--standalone", "my train.py", "--lr", "1e-3"])
+def test_words(): pass
+
+@pytest.mark.chaos(experiment="mine.yaml")
+def test_file(): pass
+"""
+
+
+def test_a_command_is_a_text_or_a_list_as_in_a_file(collected, pytester):
+    text = "\"torchrun --standalone 'my train.py' --lr 1e-3\""
+    pytester.makefile(
+        ".yaml",
+        mine=f"name: mine\nfaults: [{{kind: kill-process, at: step=10}}]\njob: {{runtime: command, command: {text}}}\n",
+    )
+    read = {name: experiment(item).job.command for name, item in collected(COMMANDS).items()}
+    assert read["test_text"] == read["test_words"] == read["test_file"]
+    assert read["test_text"] == ["torchrun", "--standalone", "my train.py", "--lr", "1e-3"]
+
+
 def test_options_say_what_no_marker_says(collected):
     options = ("--resilience-nodes=3", "--resilience-steps=99", "--resilience-seed=5", "--resilience-strategy=ndb")
     items = collected(MARKED, *options, "--resilience-gpus-per-node=1", "--resilience-backend=local")
@@ -132,6 +155,10 @@ MISTAKES = [
     ('experiment="nowhere.yaml"', ["nowhere.yaml", "cannot read the file"]),
     ('at="step=10"', ["which fault?"]),
     ('"kill-node", at="step=10", check="no"', ["check must be True or False"]),
+    ('"kill-process", at="step=10", command="torchrun \'train.py"', ["command: ", "cannot be split into words"]),
+    ('"kill-process", at="step=10", command=3', ["command: must be text, as in a shell, or a list of words, not 3"]),
+    ('"kill-process", at="step=10", command=""', ["command: names no program"]),
+    ('"kill-process", at="step=10", command=["a", 3]', ["command", "3"]),
 ]
 
 
@@ -142,7 +169,8 @@ def test_mistakes_name_the_marker_and_what_is_wrong_in_it(collected):
         with pytest.raises(pytest.fail.Exception) as refused:
             experiment(items[f"test_{number}"])
         message = str(refused.value)
-        assert message.startswith("@pytest.mark.chaos: "), marker
+        # A test has two lines, and the first line of the file is an import.
+        assert message.startswith(f"test_it.py:{2 * number + 2}: @pytest.mark.chaos: "), message
         assert refused.value.pytrace is False, marker
         for word in words:
             assert word in message, marker
@@ -162,8 +190,9 @@ def test_fixture_without_a_marker(chaos_run): pass
 """
     )
     result.assert_outcomes(passed=1, failed=2, errors=1)
-    result.stdout.fnmatch_lines(["*@pytest.mark.chaos: there is no fault 'kill-nod'*"])
-    result.stdout.fnmatch_lines(["*chaos_run needs a marked test*"])
+    for line in (2, 6):
+        result.stdout.fnmatch_lines([f"*test_it.py:{line}: @pytest.mark.chaos: there is no fault 'kill-nod'*"])
+    result.stdout.fnmatch_lines(["*test_it.py:8: chaos_run needs a marked test*"])
     result.stdout.no_fnmatch_line("*it must not come to this*")
 
 
