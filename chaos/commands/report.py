@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 
 import click
@@ -38,6 +40,7 @@ def report(reference: str, out: Path, as_json: bool, page: Path | None, pictures
 @JSON_OPTION
 def runs(out: Path, as_json: bool) -> int:
     """List the stored runs, the newest last."""
+    from harness.report.run_list import lines
     from harness.store.runs import list_runs
 
     entries = list_runs(out)
@@ -46,8 +49,8 @@ def runs(out: Path, as_json: bool) -> int:
         return 0
     if not entries:
         echo(f"no runs in {out}: `chaos run kill-node --at step=500` makes one")
-    width = max((len(entry.reference) for entry in entries), default=0)
-    for entry in entries:
-        steps = "?" if entry.steps is None else str(entry.steps)
-        print_text(f"{entry.reference:<{width}}  {entry.verdict:<12}  {steps:>6} steps  {entry.fault}")
+        return 0
+    # Of a pipe the lines are as long as they have to be.
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print_text("\n".join(lines(entries, width)))
     return 0

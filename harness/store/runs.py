@@ -13,6 +13,7 @@ import errno
 import os
 import re
 import secrets
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -59,7 +60,8 @@ class RunEntry:
 
     `verdict` is the summary's (`inconclusive` where the log is no longer the one that was judged), or one of `running`,
     `cut off` (the tool died before it ended the run), `not judged` (it ended, but has no readable summary) and
-    `unreadable`. `steps` counts committed steps, None if unknown.
+    `unreadable`. `steps` counts committed steps, None if unknown. `job` is the command, or the built-in job in short;
+    `reason` the first one of the verdict. Both are empty if unknown.
     """
 
     name: str
@@ -68,6 +70,8 @@ class RunEntry:
     steps: int | None
     fault: str
     path: Path
+    job: str = ""
+    reason: str = ""
 
     @property
     def reference(self) -> str:
@@ -84,6 +88,8 @@ class RunEntry:
             "steps": self.steps,
             "fault": self.fault,
             "path": str(self.path),
+            "job": self.job,
+            "reason": self.reason,
         }
 
 
@@ -290,8 +296,9 @@ def _entry_or_unreadable(folder: Path) -> RunEntry:
 def _entry(folder: Path) -> RunEntry:
     summary = _read_summary(folder / SUMMARY_FILE)
     log = _read_log(folder / EVENTS_FILE)
-    if summary is not None and any(_doubts(log, summary)):
-        verdict, steps, fault = INCONCLUSIVE, log.steps, log.fault
+    reason = "" if summary is None else _first_text(summary.get("reasons"))
+    if summary is not None and (doubt := next(_doubts(log, summary), None)) is not None:
+        verdict, steps, fault, reason = INCONCLUSIVE, log.steps, log.fault, doubt
     elif summary is not None:
         verdict, steps = str(summary["verdict"]), _whole(summary.get("steps_committed"))
         fault = _count_kinds(summary.get("incidents"), "fault") or log.fault
@@ -302,7 +309,7 @@ def _entry(folder: Path) -> RunEntry:
     if stamp:
         with contextlib.suppress(ValueError):
             started = datetime.strptime(stamp[1], _STAMP_FORMAT).replace(tzinfo=UTC)
-    return RunEntry(folder.parent.name, started, verdict, steps, fault, folder)
+    return RunEntry(folder.parent.name, started, verdict, steps, fault, folder, log.job, reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +320,7 @@ class _Log:
     started: datetime | None = None
     steps: int | None = None
     fault: str = ""
+    job: str = ""
     first: Event | None = None
     last: Event | None = None
     num_lines: int = 0
@@ -355,10 +363,17 @@ def _read_log(path: Path) -> _Log:
         experiment = first.fields.get("experiment")
     except (ValueError, OverflowError, OSError, AttributeError):
         return _Log(state=UNREADABLE)
-    faults = experiment.get("faults") if isinstance(experiment, Mapping) else None
-    state = state if last is None else ENDED
+    experiment = experiment if isinstance(experiment, Mapping) else {}
     return _Log(
-        state, started, max(steps, default=None), _count_kinds(faults, "kind"), first, last, ends.total(), len(ends) > 1
+        state=state if last is None else ENDED,
+        started=started,
+        steps=max(steps, default=None),
+        fault=_count_kinds(experiment.get("faults"), "kind"),
+        job=_job_words(experiment.get("job")),
+        first=first,
+        last=last,
+        num_lines=ends.total(),
+        has_damage=len(ends) > 1,
     )
 
 
@@ -388,6 +403,21 @@ def _read_summary(path: Path) -> Mapping[str, Any] | None:
 
 def _whole(value: object) -> int | None:
     return value if type(value) is int and abs(value) < MAX_WHOLE else None
+
+
+def _first_text(items: object) -> str:
+    return items[0] if isinstance(items, list) and items and isinstance(items[0], str) else ""
+
+
+def _job_words(job: object) -> str:
+    """`torchrun train.py`, or `llama-tiny on 4 nodes x 2 ranks, mecefo`."""
+    if not isinstance(job, Mapping):
+        return ""
+    command = job.get("command")
+    if isinstance(command, list):
+        return shlex.join(map(str, command))
+    model, nodes, ranks, strategy = (job.get(key) for key in ("model", "nodes", "gpus_per_node", "strategy"))
+    return "" if model is None else f"{model} on {nodes} nodes x {ranks} ranks, {strategy}"
 
 
 def _count_kinds(items: object, key: str) -> str:

@@ -226,6 +226,32 @@ class TestListRuns:
         assert find_run(tmp_path, entry.reference) == folder
         assert json.loads(json.dumps(entry.to_dict()))["started"] == "2026-11-21T12:00:00+00:00"
 
+    @pytest.mark.parametrize(
+        ("job", "words"),
+        [
+            ({"runtime": "command", "command": ["torchrun", "my train.py"]}, "torchrun 'my train.py'"),
+            (
+                {"model": "llama-tiny", "nodes": 4, "gpus_per_node": 2, "strategy": "ndb"},
+                "llama-tiny on 4 nodes x 2 ranks, ndb",
+            ),
+            ({}, ""),
+            (3, ""),
+        ],
+    )
+    def test_a_run_is_listed_with_its_job_and_the_first_reason(self, tmp_path, job, words):
+        start = event("run_started", experiment={"job": job})
+        store(tmp_path, events=[start], summary={"verdict": "fail", "status": "cut off", "reasons": ["one", "two"]})
+        store(tmp_path, "odd", now=ONE, events=[start], summary={"verdict": "fail", "status": "cut off", "reasons": 3})
+        store(
+            tmp_path, "lost", now=ONE, events=[start], summary={"verdict": "pass", "reasons": ["fine"], "status": "x"}
+        )
+        listed = {entry.name: entry for entry in list_runs(tmp_path)}
+        assert (listed["kill-node"].job, listed["kill-node"].reason) == (words, "one")
+        assert (listed["odd"].job, listed["odd"].reason) == (words, "")
+        # A verdict that the log contradicts gets the contradiction as its reason.
+        assert (listed["lost"].verdict, listed["lost"].reason) == ("inconclusive", "the end of the log is missing")
+        assert listed["lost"].to_dict()["job"] == words
+
     def test_newest_last_over_all_names(self, tmp_path):
         store(tmp_path, "b", now=NOON)
         store(tmp_path, "a", now=ONE)
