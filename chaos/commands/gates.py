@@ -143,7 +143,8 @@ def _always_lines(document: dict[str, Any]) -> Iterator[str]:
     jobs, checks = document["jobs"], document["checks"]
     yield "always checked, without being asked for:"
     for job, expressions in document["always_of_job"].items():
-        yield f"  {jobs[job]}: {', '.join(expressions)}"
+        # In backquotes a gate is not parted, and can be copied.
+        yield f"  {jobs[job]}: {', '.join(f'`{expression}`' for expression in expressions)}"
     of_all = [check for check in checks if len(check["jobs"]) == len(jobs)]
     for heading, own in (
         ("any job", of_all),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
@@ -10,9 +9,10 @@ import click
 
 from chaos.commands.shared import completing
 from chaos.commands.shared.options import JSON_OPTION, OUT_OPTION, FileToWrite, FolderToWrite
-from chaos.commands.shared.output import echo, print_json, print_report, print_text
+from chaos.commands.shared.output import echo, print_as_is, print_json, print_report
 from chaos.commands.shared.pages import write_page, write_pictures
 from chaos.commands.shared.stored import read_run
+from chaos.host.terminal import columns
 
 
 @click.command()
@@ -51,6 +51,5 @@ def runs(out: Path, as_json: bool) -> int:
         echo(f"no runs in {out}: `chaos run kill-node --at step=500` makes one")
         return 0
     # Of a pipe the lines are as long as they have to be.
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print_text("\n".join(lines(entries, width)))
+    print_as_is("\n".join(lines(entries, columns() if sys.stdout.isatty() else None)))
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import tzinfo
 
+from chaos.host.terminal import cells, pad
 from harness.analysis.words import one_line
 from harness.store.runs import RunEntry
 
@@ -12,7 +13,7 @@ _TIME_FORMAT = "%Y-%m-%d %H:%M"
 _GAP = "  "
 _INDENT = "    "
 _LEAST_LAST_CELLS = 40
-"""Job and reason stand in the row itself if there is so much room for the reason, else on a line below it."""
+"""Job and reason stand in the row itself if the reason has this many columns, else on a line below it."""
 _LEAST_FAULT_CELLS = 9
 _CUT = "..."
 
@@ -39,7 +40,7 @@ def lines(entries: Sequence[RunEntry], width: int | None, zone: tzinfo | None = 
         )
         for entry, time in zip(entries, local, strict=True)
     ]
-    sizes = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    sizes = [max(map(cells, column)) for column in zip(header, *rows, strict=True)]
     in_one_row = sum(sizes[:-1]) + len(_GAP) * len(sizes[:-1])
     if width is None or in_one_row + _LEAST_LAST_CELLS <= width:
         for row in (header, *rows):
@@ -52,13 +53,13 @@ def lines(entries: Sequence[RunEntry], width: int | None, zone: tzinfo | None = 
 def _narrow(header: Sequence[str], rows: Sequence[Sequence[str]], sizes: list[int], width: int) -> Iterator[str]:
     """Each run on two lines; a reference that leaves no room for the other cells has a line for itself."""
     others = sum(sizes[1:4]) + 4 * len(_GAP) + _LEAST_FAULT_CELLS
-    fitting = [len(row[0]) for row in rows if len(row[0]) + others <= width]
-    sizes[0] = max([len(header[0]), *fitting])
+    fitting = [cells(row[0]) for row in rows if cells(row[0]) + others <= width]
+    sizes[0] = max([cells(header[0]), *fitting])
     yield _short(_padded(header[:5], sizes).rstrip(), width)
     yield _short(f"{_INDENT}{header[5]}: {header[6]}", width)
     for row in rows:
         first = row[0]
-        if len(first) > sizes[0]:
+        if cells(first) > sizes[0]:
             # Not shortened: it is there to be copied.
             yield first
             first = ""
@@ -68,17 +69,19 @@ def _narrow(header: Sequence[str], rows: Sequence[Sequence[str]], sizes: list[in
 
 def _job_and_reason(job: str, reason: str, room: int) -> str:
     """Both on one line: a long command leaves two fifths of it to the reason."""
-    cells = max(3 * room // 5, room - len(reason) - 2)
-    return _short(f"{_short(job, cells)}: {reason}", room)
+    job_cells = max(3 * room // 5, room - cells(reason) - 2)
+    return _short(f"{_short(job, job_cells)}: {reason}", room)
 
 
-def _padded(cells: Sequence[str], sizes: Sequence[int]) -> str:
+def _padded(row: Sequence[str], sizes: Sequence[int]) -> str:
     # The number of steps to the right.
-    return _GAP.join(
-        f"{cell:>{size}}" if index == 3 else f"{cell:<{size}}"
-        for index, (cell, size) in enumerate(zip(cells, sizes, strict=False))
-    )
+    return _GAP.join(pad(cell, sizes[index], right=index == 3) for index, cell in enumerate(row))
 
 
 def _short(line: str, width: int) -> str:
-    return line if len(line) <= width else line[: max(0, width - len(_CUT))].rstrip() + _CUT
+    if cells(line) <= width:
+        return line
+    kept = line[: max(0, width - len(_CUT))]
+    while cells(kept) > width - len(_CUT):
+        kept = kept[:-1]
+    return kept.rstrip() + _CUT

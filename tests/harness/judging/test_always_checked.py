@@ -42,7 +42,7 @@ def test_the_command_prints_it(capsys):
     for check in CHECKS:
         assert f"- {check.about} (else {', '.join(check.results)})" in text
     for job, expressions in GATES.items():
-        assert f"{JOBS[job]}: {', '.join(expressions)}" in text
+        assert f"{JOBS[job]}: {', '.join(f'`{gate}`' for gate in expressions)}" in text
     assert run_cli(["gates", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["always_of_job"] == {job: list(expressions) for job, expressions in GATES.items()}
