@@ -8,7 +8,7 @@ show no difference. Fewer than `MIN_RUNS` show no range. What was not measured i
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.papers.verdicts import Figure, Verdict
@@ -81,6 +81,19 @@ def within(figure: Measured | None, low: float, high: float) -> Verdict:
     if low <= figure.least and figure.greatest <= high:
         return "reproduced"
     return "not reproduced" if figure.greatest < low or figure.least > high else UNDECIDED
+
+
+def mean_and_worst_at_most(values: Sequence[float], limit: float) -> Verdict:
+    """Whether an error is at most `limit`, where the claim does not say whether it is a mean or the worst of the cells.
+
+    Reproduced if it holds for both, not reproduced if it holds for neither.
+    """
+    if not values:
+        return NOT_CHECKED
+    holds = (statistics.fmean(values) <= limit, max(values) <= limit)
+    if len(values) < MIN_RUNS or any(holds) != all(holds):
+        return UNDECIDED
+    return "reproduced" if all(holds) else "not reproduced"
 
 
 def always(num_held: int, num_cases: int) -> Verdict:

@@ -1,4 +1,7 @@
-"""The named assumptions of the simulation; the defaults are the paper's, as far as its figures show."""
+"""The named assumptions of the simulation.
+
+The paper's summaries leave some of them open. The default reading was chosen by its fit to the authors' rows.
+"""
 
 from __future__ import annotations
 

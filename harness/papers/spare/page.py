@@ -95,7 +95,7 @@ def _gains(sensitive: Sequence[Sensitivity]) -> Markup:
         body.append(text(x(value), frame.bottom + 14, f"{value:.0%}", "middle"))
     for number, one in enumerate(sensitive):
         at = frame.top + (number + 0.5) * _ROW
-        name = one.assumed or "as in the paper"
+        name = one.assumed or "default reading"
         body.append(text(_LABEL - 8, at + 4, f"{name}, N={one.num_groups}", "end"))
         if one.gain_ratio is None:
             body.append(text(_LABEL + 6, at + 4, "comes to no end"))
@@ -106,7 +106,7 @@ def _gains(sensitive: Sequence[Sensitivity]) -> Markup:
     items = [("part-holds", "here"), ("mark-bad", "the abstract: 40 to 50% less")]
     signs, height = legend(items, WIDE, frame.bottom + 22)
     words = "; ".join(
-        f"{one.assumed or 'as in the paper'}, N={one.num_groups}: {one.gain_ratio:.1%}"
+        f"{one.assumed or 'default reading'}, N={one.num_groups}: {one.gain_ratio:.1%}"
         for one in sensitive
         if one.gain_ratio is not None
     )

@@ -49,7 +49,7 @@ VARIANTS = (
     "period_factor=0.5",
     "period_factor=2",
 )
-AS_IN_THE_PAPER = ""
+DEFAULT_READING = ""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -59,7 +59,7 @@ class Row:
     scheme: Scheme
     num_groups: int
     redundancy: int
-    assumed: str = AS_IN_THE_PAPER
+    assumed: str = DEFAULT_READING
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,9 @@ class Outcome:
     """One simulated job; ratios are of 1, times of the time without failures and jitter.
 
     `is_over`: it reached its last step; else it was given up, and `time_ratio` is when. `period_steps` is from one
-    checkpoint to the next, `mean_depth` in layers, over all steps begun; `num_patches` is of steps in which survivors
-    had to compute what was lost.
+    checkpoint to the next, `mean_depth` in layers, over all steps begun. `num_patches` counts how often survivors
+    computed shards that were lost in a step, once for all shards that are missing when failures are seen. That is not
+    the authors' number of recomputations.
     """
 
     time_ratio: float

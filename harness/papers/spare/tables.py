@@ -1,91 +1,109 @@
-"""The tables: the authors' rows beside ours, times by redundancy, and what follows from each assumption."""
+"""The tables: the authors' rows and ours, times by redundancy, and what each assumption changes and how it fits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import mean, stdev
+from statistics import fmean, median
 
+from harness.papers.rules import Measured
 from harness.papers.spare.claims import CLAIMS, SIZES, Claim, Scheme
-from harness.papers.spare.simulated import AS_IN_THE_PAPER, VARIANTS, Row, Simulated
+from harness.papers.spare.simulated import DEFAULT_READING, VARIANTS, Row, Simulated
 from harness.papers.spare.simulation import Outcome
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """Of several seeds; `standard_error` is that of the mean, None of one seed."""
-
-    mean: float
-    least: float
-    greatest: float
-    standard_error: float | None
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """Of at least one."""
-        standard_error = stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
-        return cls(mean(values), min(values), max(values), standard_error)
-
-
-@dataclass(frozen=True, slots=True)
 class ClaimRow:
-    """A row of the authors' table, and what comes of it here; None: not simulated."""
+    """A row of the authors' table, and what comes of it here over the seeds; None: not simulated.
+
+    `time_error` and `availability_error` are of 1, against the authors' figure, of each seed.
+    """
 
     claim: Claim
     num_seeds: int
-    time_ratio: Spread | None
-    availability_ratio: Spread | None
-    num_wipe_outs: float | None
+    time_ratio: Measured | None
+    availability_ratio: Measured | None
+    time_error: Measured | None
+    availability_error: Measured | None
+    num_wipe_outs: Measured | None
+    num_patches: Measured | None
     period_steps: int | None
     mean_depth: float | None
 
-    def errors(self) -> tuple[tuple[float, float], ...]:
-        """How far ours is from theirs, of the time and where they tell it of the availability: (ratio, its error)."""
-        pairs = ((self.time_ratio, self.claim.time_ratio), (self.availability_ratio, self.claim.availability_ratio))
-        return tuple(
-            (ours.mean / theirs - 1, (ours.standard_error or 0.0) / theirs)
-            for ours, theirs in pairs
-            if ours is not None and theirs is not None
-        )
-
-    def error_ratios(self) -> tuple[float, ...]:
-        """The same without how sure it is."""
-        return tuple(ratio for ratio, _ in self.errors())
+    def errors(self) -> dict[str, Measured | None]:
+        """The errors of what the authors have a figure for."""
+        found = {"time to train": self.time_error}
+        return found if self.claim.availability_ratio is None else {**found, "availability": self.availability_error}
 
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """Time to train and availability for so many copies."""
+    """Time to train, availability and depth of a step for so many copies, of every seed."""
 
     scheme: Scheme
     num_groups: int
     redundancy: int
-    time_ratio: float
-    availability_ratio: float
-    mean_depth: float
+    times: tuple[float, ...]
+    availabilities: tuple[float, ...]
+    depths: tuple[float, ...]
+
+    @property
+    def time_ratio(self) -> float:
+        """The median time to train."""
+        return median(self.times)
+
+    @property
+    def availability_ratio(self) -> float:
+        """The median availability."""
+        return median(self.availabilities)
 
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
     """What changes when one thing is assumed otherwise, at the paper's best redundancies of one N.
 
-    Ratios of the time without failures; None: not simulated, or it never ends. `gain_ratio` is by how much SPARe takes
-    less time than replication.
+    Times of every seed, in ratios of the time without failures; empty: not simulated, or it never ends.
     """
 
     assumed: str
     num_groups: int
-    spare_ratio: float | None
-    replication_ratio: float | None
+    spare_times: tuple[float, ...]
+    replication_times: tuple[float, ...]
     spare_is_over: bool
     replication_is_over: bool
 
     @property
+    def gain(self) -> Measured | None:
+        """How much less time SPARe takes than replication, of the same seed; None where one of them never ends."""
+        pairs = zip(self.spare_times, self.replication_times, strict=False)
+        return Measured.of(1 - ours / theirs for ours, theirs in pairs)
+
+    @property
     def gain_ratio(self) -> float | None:
-        """None where one of them never ends."""
-        if self.spare_ratio is None or self.replication_ratio is None:
-            return None
-        return 1 - self.spare_ratio / self.replication_ratio
+        """The median of the gain."""
+        return None if self.gain is None else self.gain.median
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How far the simulation under one reading is from the authors' rows that have an availability.
+
+    Absolute errors of the medians: of the times, and of the availabilities, each with the worst row.
+    """
+
+    assumed: str
+    mean_time_error: float
+    worst_time_error: float
+    worst_time_row: str
+    mean_availability_error: float
+    worst_availability_error: float
+    worst_availability_row: str
+    num_rows: int
+
+    @property
+    def mean_error(self) -> float:
+        """The mean over all of these figures."""
+        return (self.mean_time_error + self.mean_availability_error) / 2
 
 
 def claim_rows(simulated: Simulated) -> tuple[ClaimRow, ...]:
@@ -95,32 +113,38 @@ def claim_rows(simulated: Simulated) -> tuple[ClaimRow, ...]:
 
 def _claim_row(claim: Claim, simulated: Simulated) -> ClaimRow:
     outcomes = simulated.of(Row(claim.scheme, claim.num_groups, claim.redundancy))
-    if not outcomes:
-        return ClaimRow(claim, 0, None, None, None, None, None)
+    times, availabilities = [one.time_ratio for one in outcomes], [one.availability_ratio for one in outcomes]
     return ClaimRow(
-        claim,
-        len(outcomes),
-        Spread.of([one.time_ratio for one in outcomes]),
-        Spread.of([one.availability_ratio for one in outcomes]),
-        mean(one.num_wipe_outs for one in outcomes),
-        outcomes[0].period_steps,
-        mean(one.mean_depth for one in outcomes),
+        claim=claim,
+        num_seeds=len(outcomes),
+        time_ratio=Measured.of(times),
+        availability_ratio=Measured.of(availabilities),
+        time_error=_errors(times, claim.time_ratio),
+        availability_error=_errors(availabilities, claim.availability_ratio),
+        num_wipe_outs=Measured.of(one.num_wipe_outs for one in outcomes),
+        num_patches=Measured.of(one.num_patches for one in outcomes),
+        period_steps=outcomes[0].period_steps if outcomes else None,
+        mean_depth=median(one.mean_depth for one in outcomes) if outcomes else None,
     )
 
 
+def _errors(ours: Sequence[float], theirs: float | None) -> Measured | None:
+    return None if theirs is None else Measured.of(one / theirs - 1 for one in ours)
+
+
 def curve(simulated: Simulated) -> tuple[CurvePoint, ...]:
-    """Every redundancy under the paper's assumptions, in ascending order."""
+    """Every redundancy under the default reading, in ascending order."""
     return tuple(
         CurvePoint(
             row.scheme,
             row.num_groups,
             row.redundancy,
-            mean(one.time_ratio for one in outcomes),
-            mean(one.availability_ratio for one in outcomes),
-            mean(one.mean_depth for one in outcomes),
+            tuple(one.time_ratio for one in outcomes),
+            tuple(one.availability_ratio for one in outcomes),
+            tuple(one.mean_depth for one in outcomes),
         )
         for row, outcomes in sorted(simulated.outcomes)
-        if row.assumed == AS_IN_THE_PAPER and outcomes and all(one.is_over for one in outcomes)
+        if row.assumed == DEFAULT_READING and outcomes and all(one.is_over for one in outcomes)
     )
 
 
@@ -131,12 +155,12 @@ def best_point(points: Sequence[CurvePoint], scheme: Scheme, num_groups: int) ->
 
 
 def sensitivities(simulated: Simulated) -> tuple[Sensitivity, ...]:
-    """For every N the paper's assumptions first, then each other one."""
+    """For every N the default reading first, then each other one."""
     return tuple(_sensitivities(simulated))
 
 
 def _sensitivities(simulated: Simulated) -> Iterator[Sensitivity]:
-    for assumed in (AS_IN_THE_PAPER, *VARIANTS):
+    for assumed in (DEFAULT_READING, *VARIANTS):
         for num_groups in SIZES:
             told = [claim for claim in CLAIMS if claim.num_groups == num_groups and claim.availability_ratio]
             rows = {claim.scheme: Row(claim.scheme, num_groups, claim.redundancy) for claim in told}
@@ -144,14 +168,42 @@ def _sensitivities(simulated: Simulated) -> Iterator[Sensitivity]:
             yield Sensitivity(
                 assumed,
                 num_groups,
-                _time_ratio(outcomes["spare"]),
-                _time_ratio(outcomes["replication"]),
+                _times(outcomes["spare"]),
+                _times(outcomes["replication"]),
                 all(one.is_over for one in outcomes["spare"]),
                 all(one.is_over for one in outcomes["replication"]),
             )
 
 
-def _time_ratio(outcomes: Sequence[Outcome]) -> float | None:
-    if not outcomes or not all(one.is_over for one in outcomes):
-        return None
-    return mean(one.time_ratio for one in outcomes)
+def _times(outcomes: Sequence[Outcome]) -> tuple[float, ...]:
+    return tuple(one.time_ratio for one in outcomes) if all(one.is_over for one in outcomes) else ()
+
+
+def fits(simulated: Simulated) -> tuple[Fit, ...]:
+    """Of every reading that was simulated for all of these rows and that comes to an end, the nearest first."""
+    found = [_fit(assumed, simulated) for assumed in (DEFAULT_READING, *VARIANTS)]
+    return tuple(sorted((one for one in found if one is not None), key=lambda one: one.mean_error))
+
+
+def _fit(assumed: str, simulated: Simulated) -> Fit | None:
+    times: dict[str, float] = {}
+    availabilities: dict[str, float] = {}
+    for claim in CLAIMS:
+        if claim.availability_ratio is None:
+            continue
+        outcomes = simulated.of(Row(claim.scheme, claim.num_groups, claim.redundancy, assumed))
+        if not outcomes or not all(one.is_over for one in outcomes):
+            return None
+        times[claim.words] = median(one.time_ratio for one in outcomes) / claim.time_ratio - 1
+        availabilities[claim.words] = median(one.availability_ratio for one in outcomes) / claim.availability_ratio - 1
+    worst_time, worst_availability = (max(of, key=lambda row: abs(of[row])) for of in (times, availabilities))
+    return Fit(
+        assumed,
+        fmean(map(abs, times.values())),
+        times[worst_time],
+        worst_time,
+        fmean(map(abs, availabilities.values())),
+        availabilities[worst_availability],
+        worst_availability,
+        len(times),
+    )

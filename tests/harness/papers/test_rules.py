@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from harness.papers.rules import (
     every,
     figures_of,
     less_than,
+    mean_and_worst_at_most,
     passed_of,
     within,
 )
@@ -79,3 +82,14 @@ def test_a_claim_about_several_cells_holds_in_all_of_them(verdicts: list[Verdict
 def test_figures_are_those_of_the_cells_that_were_measured() -> None:
     (figure,) = figures_of({"a": Measured.of([3.0, 1.0, 2.0]), "b": None})
     assert (figure.cell, figure.median, figure.least, figure.greatest, figure.n) == ("a", 2, 1, 3, 3)
+
+
+@given(st.lists(st.floats(0, 1e6), max_size=8), st.floats(0, 1e6))
+def test_an_error_has_to_hold_as_a_mean_and_as_the_worst(values: list[float], limit: float) -> None:
+    verdict = mean_and_worst_at_most(values, limit)
+    if len(values) < MIN_RUNS:
+        assert verdict == ("cannot be decided here" if values else "not checked")
+    elif max(values) <= limit:
+        assert verdict == "reproduced"
+    else:
+        assert verdict == ("not reproduced" if fmean(values) > limit else "cannot be decided here")

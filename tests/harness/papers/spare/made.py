@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from harness.papers.origin import Origin
 from harness.papers.spare.claims import CLAIMS
+from harness.papers.spare.closed_forms import endured, mean_depth
 from harness.papers.spare.simulated import Row, Simulated, wanted_rows
 from harness.papers.spare.simulation import Outcome
 
@@ -13,7 +14,10 @@ _BEST = {(claim.scheme, claim.num_groups): claim for claim in CLAIMS if claim.av
 
 
 def outcome_of(row: Row, factor: float = 1.0) -> Outcome:
-    """As the authors' table has it times `factor`; other redundancies take a little longer than the best."""
+    """As the authors' table has it times `factor`; other redundancies take a little longer than the best.
+
+    The mean depth is the closed form's.
+    """
     best = _BEST[row.scheme, row.num_groups]
     claim = _CLAIMED.get((row.scheme, row.num_groups, row.redundancy))
     away = abs(row.redundancy - best.redundancy)
@@ -22,7 +26,8 @@ def outcome_of(row: Row, factor: float = 1.0) -> Outcome:
     if row.assumed == "recovery=absorb":
         ratio *= 0.95 if row.scheme == "spare" else 0.8
     availability = claim.availability_ratio if claim is not None and claim.availability_ratio is not None else 0.9
-    return Outcome(ratio * factor if is_over else 100.0, availability, is_over, 16, 3000, 30, 900, 10_300, 2.0)
+    depth = mean_depth(row.num_groups, endured(row.num_groups, row.redundancy))
+    return Outcome(ratio * factor if is_over else 100.0, availability, is_over, 16, 3000, 30, 900, 10_300, depth)
 
 
 def simulated_of(num_seeds: int = 3, factor: float = 1.0) -> Simulated:

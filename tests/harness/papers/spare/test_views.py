@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from chaos.cli import run_cli
 from harness.papers.spare.check import check
 from harness.papers.spare.claims import CLAIMS
-from harness.papers.spare.gates import gates_of
 from harness.papers.spare.page import render
 from harness.papers.spare.simulated import FILE, Row, Simulated, parse_row, read_simulated, simulate_all, wanted_rows
 from harness.papers.spare.simulation import simulate
@@ -42,9 +40,10 @@ def verdict(found, words: str) -> str:
 
 def test_the_authors_own_figures_pass(good) -> None:
     assert [gate.passed for gate in good.gates[2:]] == [True, True]
-    for words in ("best redundancy is floor", "of replication is 3", "Tc*", "N=600 r=8", "restarts by itself"):
+    for words in ("floor(log2 N", "of replication is 3", "Tc*", "N=600 r=8", "restarts by itself", "holds in the sim"):
         assert verdict(good, words) == "reproduced"
-    assert verdict(good, "count for nothing") == "no claim"
+    # Neither end under the third reading.
+    assert verdict(good, "begins it again for all") == "cannot be decided here"
 
 
 @pytest.mark.parametrize(("factor", "passed"), [(1.019, [True, True]), (0.97, [False, True]), (1.06, [False, False])])
@@ -72,12 +71,7 @@ def test_what_was_not_simulated_is_undecided(simulated) -> None:
     assert "--simulate 3 makes them" in found.gates[2].reason
     assert check_text(found) and render(found)
     if not simulated.outcomes:
-        assert {finding.verdict for finding in found.findings[2:-1]} == {"cannot be decided here", "no claim"}
-
-
-def test_an_error_of_the_closed_form_fails(good) -> None:
-    worse = tuple(replace(one, endured_ratio=0.02, depth_ratio=0.02) for one in good.errors)
-    assert [gate.passed for gate in gates_of(worse, good.rows)] == [False, False, True, True]
+        assert {finding.verdict for finding in found.findings[2:-1]} == {"not checked"}
 
 
 def test_every_gate_claim_table_and_open_question_is_in_all_three(good) -> None:
@@ -86,9 +80,10 @@ def test_every_gate_claim_table_and_open_question_is_in_all_three(good) -> None:
     for gate in good.gates:
         assert gate.name in text and gate.name.replace("'", "&#39;") in page and gate.name in told
     for finding in good.findings:
-        assert finding.claim in text and finding.claim in page and finding.claim in told
+        for words in (finding.claim, finding.ours, finding.rule, finding.verdict):
+            assert words in text and words.replace("'", "&#39;") in page and words in told
     for section in sections(good):
-        assert section.title in text and section.title in page
+        assert section.title in text and section.title.replace("'", "&#39;") in page
         assert "\n".join(table(section.head, section.rows, section.left)) in text
         assert all(len(row) == len(section.head) for row in section.rows)
     assert text.count("what would decide it") == len(document["open"]) == page.count("What would decide it")
@@ -107,10 +102,11 @@ def test_what_came_with_this_version_has_every_row_and_passes(tmp_path: Path) ->
     assert {row for row, _ in shipped.outcomes} == set(wanted_rows())
     assert {len(outcomes) for _, outcomes in shipped.outcomes} == {3}
     found = checked(shipped)
-    # N=600 r=20 has so few wipe-outs that three seeds do not tell whether it is within 2%.
-    assert [gate.passed for gate in found.gates[2:]] == [None, True] and found.gates[2].reason.startswith(
-        "farthest is N=600 r=20"
-    )
+    # Of these rows some seeds are within 2% and others are not.
+    assert [gate.passed for gate in found.gates[2:]] == [None, True]
+    assert "N=200 r=4" in found.gates[2].reason and "N=600 r=20" in found.gates[2].reason
+    beyond = {(one.claim, one.cell) for one in found.beyond}
+    assert {("time to train, spare", "N=600 r=20"), ("mean depth, simulated", "N=600 r=18")} <= beyond
     assert all(shipped.of(Row(claim.scheme, claim.num_groups, claim.redundancy)) for claim in CLAIMS)
 
 
