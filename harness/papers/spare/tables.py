@@ -38,7 +38,7 @@ class ClaimRow:
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """Time to train, availability and depth of a step for so many copies, of every seed."""
+    """Time to train, availability and depth of a step with `redundancy` copies, of every seed."""
 
     scheme: Scheme
     num_groups: int
@@ -180,7 +180,7 @@ def _times(outcomes: Sequence[Outcome]) -> tuple[float, ...]:
 
 
 def fits(simulated: Simulated) -> tuple[Fit, ...]:
-    """Of every reading that was simulated for all of these rows and that comes to an end, the nearest first."""
+    """Every reading under which all of these rows were simulated and finish, the nearest first."""
     found = [_fit(assumed, simulated) for assumed in (DEFAULT_READING, *VARIANTS)]
     return tuple(sorted((one for one in found if one is not None), key=lambda one: one.mean_error))
 
