@@ -17,6 +17,7 @@ from chaos.undo import residue, run_registry
 from chaos.undo.heal import Faults, undo_pending
 from chaos.undo.lease import LEASE_SECONDS, Lease
 from chaos.undo.ledger import Ledger
+from chaos.undo.other_runs import Beacon
 from chaos.undo.residue.base import AuditScope
 from chaos.undo.run_registry import OpenRun, Place
 from mecefo_runtime.system.process import ProcessId
@@ -72,6 +73,7 @@ class Guard:
         self._on_loss = on_loss
         self._lease_seconds = lease_seconds
         self._lease: Lease | None = None
+        self._beacon: Beacon | None = None
         self._before: residue.Findings | None = None
         self.ledger = Ledger(folder / LEDGER_FILE, run, folders=own, on_folders=self._allow)
         self._run = OpenRun(
@@ -90,6 +92,7 @@ class Guard:
             EnvironmentFailure: the run cannot be registered, or its watchdog not be started.
         """
         run_registry.register(self._run)
+        self._beacon = Beacon(self._run.run)
         # For all that this process starts from now on, the helpers of faults included.
         os.environ[RUN_VARIABLE] = self._run.run
         self._before = residue.look(self._scope)
@@ -129,6 +132,8 @@ class Guard:
         self.ledger.__exit__(None, None, None)
         if farewell.is_clean:
             run_registry.forget(self._run.run)
+        if self._beacon is not None:
+            self._beacon.close()
         if self._lease is not None:
             await self._lease.end(is_clean=farewell.is_clean)
         return farewell

@@ -202,6 +202,37 @@ def registered() -> tuple[Registered, ...]:
     return tuple(one for _, one in sorted(found, key=lambda pair: (pair[0], str(pair[1].path))))
 
 
+class RegistryReader:
+    """Reads the registry again and again: each file only once while it does not change."""
+
+    def __init__(self) -> None:
+        self.here = Place.here()
+        self._known: dict[str, tuple[tuple[int, int], OpenRun | None]] = {}
+
+    def runs(self) -> tuple[OpenRun, ...]:
+        """The registered runs; those whose files cannot be read are left out."""
+        known: dict[str, tuple[tuple[int, int], OpenRun | None]] = {}
+        for folder in _folders():
+            with suppress(OSError):
+                if not _is_ours(folder):
+                    continue
+                with os.scandir(folder) as entries:
+                    for entry in entries:
+                        if entry.name.endswith(".json"):
+                            self._read(entry, known)
+        self._known = known
+        return tuple(run for _, run in known.values() if run is not None)
+
+    def _read(self, entry: os.DirEntry[str], known: dict[str, tuple[tuple[int, int], OpenRun | None]]) -> None:
+        with suppress(OSError):
+            status = entry.stat(follow_symlinks=False)
+            version = status.st_ino, status.st_mtime_ns
+            earlier = self._known.get(entry.path)
+            if earlier is None or earlier[0] != version:
+                earlier = version, _read(Path(entry.path))[1].run
+            known[entry.path] = earlier
+
+
 def find(run: str) -> OpenRun | None:
     """What is known of the run by now; None where it is not registered."""
     return next((entry.run for entry in registered() if entry.run is not None and entry.run.run == run), None)

@@ -332,6 +332,12 @@ class Narrator:
             return f"job {fields.get('outcome')}; how many steps are committed is not known"
         return f"job {fields.get('outcome')} with {count(fields.get('steps_committed') or 0, 'step')} committed"
 
+    def _tell_run_overlapped(self, event: Event, fields: Mapping[str, Any]) -> str:
+        where = fields.get("folder") or f"{fields.get('other_run')}, of the user with the number {fields.get('uid')}"
+        if fields.get("ended_monotonic") is not None:
+            return f"the other run of chaos has ended: {where}"
+        return f"another run of chaos shares this machine, and times are longer: {where}"
+
     def _tell_halted(self, event: Event, fields: Mapping[str, Any]) -> str:
         self._ending.update((MAIN_JOB, TWIN_JOB))
         return f"halted: {fields.get('condition')}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+from harness.analysis.words import count
 from harness.comparison.figures import figures_of
 from harness.judging.metrics import METRICS
 from harness.judging.summary import GateResult, Summary
@@ -28,7 +29,8 @@ class Run:
     """One run: its verdict, and its figures by name. `folder` is where its files are, None if that is not known.
 
     `error` says why there is no run. `verdict_but_gates` is what its verdict would be without the gates asked for
-    (None: not known), `gates` are their answers. `dilation_overrun_ratio`: how much too busy the machine was for it.
+    (None: not known), `gates` are their answers. `dilation_overrun_ratio`: how much too busy the machine was for it;
+    `num_overlapping_runs`: how many other runs of chaos shared the machine with it.
     `ratings`: by what its compute was padded, which other runs can use too.
     """
 
@@ -42,6 +44,7 @@ class Run:
     verdict_but_gates: str | None = None
     dilation_overrun_ratio: float | None = None
     ratings: Mapping[str, Any] | None = None
+    num_overlapping_runs: int = 0
 
     @classmethod
     def of(cls, summary: Summary, folder: str | None = None, round: int = 1) -> Run:
@@ -55,6 +58,7 @@ class Run:
             gates=tuple(gate for gate in summary.gates if not gate.builtin),
             dilation_overrun_ratio=summary.dilation_overrun_ratio,
             ratings=summary.ratings,
+            num_overlapping_runs=len(summary.overlapping_runs),
         )
 
     @property
@@ -80,6 +84,7 @@ class Run:
             "figures": dict(self.figures),
             "dilation_overrun_ratio": self.dilation_overrun_ratio,
             "ratings": None if self.ratings is None else dict(self.ratings),
+            "num_overlapping_runs": self.num_overlapping_runs,
         }
 
 
@@ -205,6 +210,18 @@ def _run_from(raw: Mapping[str, Any]) -> Run:
         verdict_but_gates=raw.get("verdict_but_gates"),
         dilation_overrun_ratio=raw.get("dilation_overrun_ratio"),
         ratings=raw.get("ratings"),
+        num_overlapping_runs=int(raw.get("num_overlapping_runs") or 0),
+    )
+
+
+def overlapped_words(sample: Sample, where: str) -> str | None:
+    """The caveat that runs of `sample` had company on their machine; None where none had."""
+    num = sum(run.num_overlapping_runs > 0 for run in sample.runs)
+    if not num:
+        return None
+    return (
+        f"{num} of {count(len(sample.runs), 'run')} {where} shared the machine with other runs of chaos: their times "
+        "are longer than those of a run that has the machine to itself."
     )
 
 

@@ -11,7 +11,7 @@ from harness.analysis.words import count, one_line
 from harness.comparison.change import Change, is_of_single_runs
 from harness.comparison.figures import HEADLINE
 from harness.comparison.rounds import REFUSED
-from harness.comparison.sample import RunSet, Sample
+from harness.comparison.sample import RunSet, Sample, overlapped_words
 from harness.comparison.verdicts import Against, SetVerdict, outcome_against, what_ran
 from harness.judging.caveats import MUCH_OVERRUN
 from harness.judging.metrics import METRICS
@@ -85,6 +85,7 @@ def notes(found: RunSet) -> list[str]:
             f"The machine was too busy for the dilation: compute took up to {overrun:.0%} longer than it should have, "
             "and the figures show it. Repeat it on a quieter machine, or with a larger --dilation."
         )
+    said += [words for sample in found.samples if (words := overlapped_words(sample, f"of {sample.label}"))]
     return said
 
 

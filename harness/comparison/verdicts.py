@@ -11,7 +11,7 @@ from harness.analysis.words import count
 from harness.comparison.change import Change, compare, exit_code, is_of_single_runs
 from harness.comparison.rounds import REFUSED
 from harness.comparison.same_experiment import other_experiment
-from harness.comparison.sample import Run, RunSet, Sample
+from harness.comparison.sample import Run, RunSet, Sample, overlapped_words
 from harness.judging.gates import OPERATORS, Gate, GateError
 from harness.judging.summary import GateResult
 from harness.judging.verdict import EXIT_CODES, WORST_FIRST, Outcome
@@ -155,6 +155,8 @@ def judge_against(
             notes.append(other)
         if now.machine and base.machine and now.machine != base.machine:
             notes.append(f"another machine: {_machine(now)}, not {_machine(base)}")
+        sides = (overlapped_words(now, "here"), overlapped_words(base, "in the baseline"))
+        notes += [words.rstrip(".") for words in sides if words is not None]
         changes = tuple(compare(now, base, deciding, tolerance_ratio))
         judged.append((now.label, changes))
         name = f"{now.label}: " if len(pairs) > 1 else ""

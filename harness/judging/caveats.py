@@ -14,10 +14,11 @@ from harness.analysis.command.attempts import COMMAND_RUNTIME, Attempt
 from harness.analysis.command.generations import Overlap
 from harness.analysis.incident import RESTORED_STEPS
 from harness.analysis.integrity import LOSS_STEPS
+from harness.analysis.overlaps import OverlappingRun
 from harness.analysis.steps import WARM_UP_STEPS, WORK_UNITS
 from harness.analysis.throughput import num_within, windows_under_fault
 from harness.analysis.timeline import NOT_COUNTED, Timeline
-from harness.analysis.words import count, exit_text, name_numbers, name_ranks, name_seconds
+from harness.analysis.words import count, exit_text, name_numbers, name_ranks, name_seconds, one_line
 from harness.judging.milder_faults import milder_faults
 from harness.judging.own_failures import own_caveats
 from harness.judging.shared_badput import shared_badput
@@ -38,6 +39,8 @@ _MAX_NAMED_RANKS = 8
 """So many ranks are named one by one."""
 _MAX_SHARED = 5
 """So many incidents whose badput may be that of others are told of one by one."""
+_MAX_OTHER_RUNS = 3
+"""So many other runs on the machine are named."""
 MUCH_HELD = 0.1
 """Ranks that this tool held for such a share of the time under the fault are named."""
 
@@ -55,6 +58,7 @@ def caveats(
     return [
         *part(lambda: _of_the_log(summary, num_unreadable)),
         *part(lambda: _of_the_set_up(summary)),
+        *part(lambda: _of_other_runs(summary)),
         *part(lambda: _of_the_command(summary, timeline)),
         *part(lambda: own_caveats(timeline)),
         *part(lambda: _of_the_restarts(timeline)),
@@ -122,6 +126,29 @@ def _of_the_set_up(summary: Summary) -> list[str]:
             "Data parallel is 1: no rank has a peer with the same layers, so no copy of a lost rank's state exists."
         )
     return found
+
+
+def _of_other_runs(summary: Summary) -> Iterator[str]:
+    """Other runs of chaos on the same machine, which make everything take longer."""
+    others = summary.overlapping_runs
+    if not others:
+        return
+    whose = [_other_run_words(one) for one in others[:_MAX_OTHER_RUNS]]
+    more = len(others) - len(whose)
+    subject = f"{len(others)} other runs of chaos" if len(others) > 1 else "Another run of chaos"
+    named = f"{'; '.join(whose)}{f'; and {more} more' if more else ''}"
+    yield (
+        f"{subject} shared the machine ({named}): times are longer than those of a run that has the machine to itself, "
+        "recovery included."
+    )
+
+
+def _other_run_words(one: OverlappingRun) -> str:
+    """`chaos-runs/kill-node/20261126T110000Z, from 3.20 s to 41.0 s of this run`."""
+    where = one.folder or f"{one.run} of the user with the number {one.uid}"
+    until = "the end" if one.until_seconds is None else name_seconds(one.until_seconds)
+    since = name_seconds(one.from_seconds) if one.from_seconds else "the start"
+    return one_line(f"{where}, from {since} to {until} of this run")
 
 
 def _of_the_links(summary: Summary) -> list[str]:

@@ -12,6 +12,7 @@ from harness.analysis.command.attempts import COMMAND_RUNTIME, attempt_at
 from harness.analysis.contained import as_far_as_it_goes, attempt
 from harness.analysis.incident import MeasuredIncident
 from harness.analysis.integrity import first_non_finite
+from harness.analysis.overlaps import read_overlaps
 from harness.analysis.regroups import StateRestore
 from harness.analysis.state import EventLog, RunState, state_of
 from harness.analysis.steps import WARM_UP_STEPS, WORK_UNITS, CommittedStep, median_step_seconds, median_work_per_second
@@ -44,6 +45,7 @@ from mecefo_runtime.system.run_records import (
     Injected,
     RepairStarted,
     RunEnded,
+    RunOverlapped,
     RunStarted,
     Undone,
     Verified,
@@ -184,6 +186,10 @@ def _figures(state: RunState, times: Timeline | None, problems: _Problems) -> Su
         "approximation", lambda: approximation.projected_share_ratio(state.of(LayoutTold), steps)
     )
     known["approximation"] = problems.attempt("approximation", lambda: _approximation(state, steps))
+    run_started = state.first_of(RunStarted)
+    known["overlapping_runs"] = read_overlaps(
+        state.of(RunOverlapped), 0.0 if run_started is None else run_started.monotonic_seconds
+    )
     known["unfit_steps"] = sum(1 for _ in state.of(StepUnfit))
     seconds = problems.attempt("compute", lambda: integrity.compute_seconds(finished))
     known["compute_cpu_seconds"] = None if seconds is None else seconds[0]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from harness.analysis.approximation import Approximation
+from harness.analysis.overlaps import OverlappingRun
 from harness.analysis.regroups import StateRestore
 from harness.judging.units import Unit
 
@@ -275,6 +276,7 @@ class Summary:
     dilation_overrun_ratio: float | None = None
     overrun_segments_ratio: float | None = None
     worst_overrun_seconds: float | None = None
+    overlapping_runs: tuple[OverlappingRun, ...] = ()
     caveats: tuple[str, ...] = ()
     gates: tuple[GateResult, ...] = ()
 
@@ -299,8 +301,13 @@ class Summary:
             for key in ("throughput_per_second", "throughput_tokens_per_second")
         }
         said = raw.get("approximation")
-        approximation = None if said is None else Approximation.from_json(said)
-        nested = {**speeds, "emulated": emulated, "state_restores": restores, "approximation": approximation}
+        nested = {
+            **speeds,
+            "emulated": emulated,
+            "state_restores": restores,
+            "approximation": None if said is None else Approximation.from_json(said),
+            "overlapping_runs": tuple(_read(OverlappingRun, one) for one in raw.get("overlapping_runs") or ()),
+        }
         return _read(cls, {**raw, **nested, "incidents": incidents, "unplanned_losses": losses, "gates": gates})
 
 

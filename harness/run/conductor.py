@@ -37,6 +37,7 @@ from harness.judging.gates import HaltCondition
 from harness.live.live import RunView
 from harness.run.baseline import Baseline
 from harness.run.job_run import JobRun, facts_of
+from harness.run.overlaps import Overlaps
 from harness.run.restarts import Restarts
 from harness.run.twin import Twin
 from mecefo_runtime.job.config import JobConfig
@@ -91,6 +92,7 @@ class Conductor:
         self._guard = Guard(
             folder, logs, folders=folders, engine=engine, on_lapse=self._on_lapse, on_loss=self._on_watchdog_lost
         )
+        self._overlaps = Overlaps(self._emitter)
         self._early_end = EarlyEnd(experiment.gates, state, self._emitter, self._finish)
         self._halts = [HaltCondition.parse(text) for text in experiment.halt]
         self._injector: Injector | None = None
@@ -171,6 +173,7 @@ class Conductor:
     async def _open(self) -> None:
         has_undo = any(self._faults[incident.fault].has_undo for incident in self._incidents.values())
         self._guard.open(has_watchdog=has_undo or self._backend.may_outlive)
+        self._overlaps.start(self._guard.run.run)
         is_ours = isinstance(self._job, JobConfig)
         await self._control.open(self._folder if self._backend.has_networks else None, may_be_relative=is_ours)
         await self._backend.open()
@@ -238,6 +241,7 @@ class Conductor:
         return JobRun(TWIN_JOB, job, self._backend, self._on_event, self._state)
 
     async def _close(self, reason: str, message: str) -> None:
+        await self._overlaps.stop()
         if self._twin is not None:
             await self._twin.stop()
         with suppress(ChaosError):

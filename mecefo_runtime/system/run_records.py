@@ -266,6 +266,23 @@ class Interrupted(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunOverlapped(Record):
+    """Another run of chaos shared the machine: emitted when it is seen, and again when it has ended.
+
+    Times are CLOCK_MONOTONIC seconds; `ended_monotonic` is None while it is there. `folder` is None where it is not
+    readable: a run of another user, whose number is `uid`.
+    """
+
+    KIND: ClassVar[str] = "run_overlapped"
+
+    other_run: str = ""
+    folder: str | None = None
+    uid: int | None = None
+    began_monotonic: float | None = None
+    ended_monotonic: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Residue(Record):
     """What the run left behind, in whatever words: none of it must be lost because it is said in another way."""
 

@@ -127,6 +127,35 @@ class TestAnotherLauncher:
         assert (run.exit_code, run.summary["steps_committed"]) == (5, 20), run.summary["reasons"]
         assert "still running" in run.one("unverified").fields["reason"]
 
+    def test_two_runs_at_once_say_so_and_one_alone_does_not(self, tmp_path):
+        state, go = tmp_path / "first" / "state", tmp_path / "go"
+        state.mkdir(parents=True, mode=0o700)
+        (tmp_path / "second").mkdir()
+        # Runs of one user share the registry.
+        (tmp_path / "second" / "state").symlink_to(state)
+        command = ("sh", "-c", 'while [ ! -e "$0" ]; do sleep 0.05; done; exec "$@"', str(go), *FOLLOWER, "5")
+        arguments = ["run", "none", "--json"]
+        with (
+            ChaosRun(tmp_path / "first", arguments, command=command) as first,
+            ChaosRun(tmp_path / "second", arguments, command=command) as second,
+        ):
+            seen = [run.wait_for("run_overlapped").fields["folder"] for run in (first, second)]
+            go.touch()
+            done = [read_run(run.folder, run.wait(), run.stderr) for run in (first, second)]
+        assert seen == [str(second.folder), str(first.folder)]
+        for run, other in zip(done, reversed(done), strict=True):
+            assert run.exit_code == 0, run.summary["reasons"]
+            (told,) = run.summary["overlapping_runs"]
+            assert (told["folder"], told["uid"]) == (str(other.folder), os.geteuid())
+            assert told["until_seconds"] is None or told["until_seconds"] > told["from_seconds"] >= 0
+            (caveat,) = (one for one in run.summary["caveats"] if "shared the machine" in one)
+            assert str(other.folder) in caveat
+        with ChaosRun(tmp_path / "first", arguments, command=command, out=tmp_path / "alone") as alone:
+            exit_code = alone.wait()
+            run = read_run(alone.folder, exit_code, alone.stderr)
+        assert (exit_code, run.of("run_overlapped"), run.summary["overlapping_runs"]) == (0, [], [])
+        assert not any("shared the machine" in one for one in run.summary["caveats"])
+
     @pytest.mark.nightly
     def test_the_launcher_is_a_target(self, tmp_path):
         options = ("kill-process", "--at", "step=8", "--on", "role=launcher")
