@@ -74,10 +74,14 @@ class Planner(Protocol):
         ...
 
 
-@cache
 def names() -> tuple[str, ...]:
-    """The planners that this folder holds."""
-    found = (module.name for module in pkgutil.iter_modules(__path__))
+    """The planners that this folder holds, and those that were added to the package's path."""
+    return _names_in(tuple(__path__))
+
+
+@cache
+def _names_in(folders: tuple[str, ...]) -> tuple[str, ...]:
+    found = (module.name for module in pkgutil.iter_modules(folders))
     shown = (name.replace("_plus_", "+").replace("_", "-") for name in found if not name.startswith("_"))
     return tuple(sorted(shown))
 

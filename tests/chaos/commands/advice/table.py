@@ -587,6 +587,8 @@ EXCEPTIONS = {
     "chaos/commands/doctor.py": "says what there is, and advises nothing",
     "systemd-run --user": "the options of systemd-run",
     "--param {": "the name of a place in a command line",
+    "torchrun --standalone --nproc-per-node 2 train.py": "an example of the schema",
+    "With --quality {": "a comparison of two qualities, which the run that prints it takes",
 }
 # Options that a message names without advising them: part of the message, option, and why.
 ONLY_NAMED = {
