@@ -36,7 +36,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class FaultFree:
-    """What the benchmark measured, when and on what."""
+    """The speeds that the benchmark measured, with date and machine."""
 
     date: str
     command: str

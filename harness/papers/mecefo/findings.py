@@ -32,7 +32,7 @@ from harness.papers.views import measured_text
 
 # The speed without failures, over plain training's, that counts as no overhead: the aim of the benchmark.
 MIN_SPEED_RATIO = 0.98
-# A smaller drop counts as this one: it is not told from none, and nothing can be divided by it.
+# A smaller drop counts as this one: it cannot be distinguished from none, and ratios to it would have no meaning.
 LEAST_DROP = 0.0005
 _OTHERS: Mapping[str, tuple[str, float]] = {
     "bamboo-like": ("Bamboo", RESILIENCE[0]),
@@ -56,8 +56,10 @@ def findings(
 
 def method_words(method: str) -> str:
     """The strategy with its quality, and whether it is the default."""
-    label = METHODS[method].label if method in METHODS else method
-    return f"{label} (the default)" if method == DEFAULT else label
+    quality = METHODS[method].quality if method in METHODS else None
+    if quality is None:
+        return method
+    return f"{METHODS[method].strategy} with quality {quality}{', the default' if method == DEFAULT else ''}"
 
 
 def _of_overhead(fault_free: FaultFree) -> Finding:
@@ -73,7 +75,7 @@ def _of_overhead(fault_free: FaultFree) -> Finding:
         f"allows; `{FAULT_FREE_COMMAND} > FILE` on a quiet one, and `--fault-free FILE`, would decide it"
     )
     return Finding(
-        f"no overhead while nothing has failed, {method_words(DEFAULT)}",
+        f"no overhead while nothing has failed: {method_words(DEFAULT)}",
         "none",
         "speed over plain PyTorch's, same samples and layout, without fault tolerance: "
         + ("; ".join(f"{name}: {measured_text(one, '.3f')}" for name, one in cells.items()) or "not measured"),
@@ -132,7 +134,7 @@ def _of_resilience(method: str, other: str, forecasts: Forecasts) -> Finding:
             figures = " to ".join(f"{measured_text(one.ratio, '.1f')} at {_where(one.cell)}" for one in ends)
             parts.append(f"communication {words}: {figures}")
     return Finding(
-        f"less drop than {system} at 7B under high, {method_words(method)}",
+        f"less drop than {system} at 7B under high: {method_words(method)}",
         f"{factor:.1f} times less",
         "times less, by forecasts: " + "; ".join(parts) if parts else "not forecast",
         every(verdicts),
@@ -153,7 +155,7 @@ def _of_memory(memory: Sequence[Memory]) -> Iterator[Finding]:
     beyond = [one for one in possible if not one.fits("exact")]
     verdicts: list[Verdict] = ["not reproduced" if one.fits("exact") else "reproduced" for one in possible]
     yield Finding(
-        "plain neighbour-do-both runs out of memory at 7B, exact",
+        "plain neighbour-do-both runs out of memory at 7B: exact",
         "out of memory",
         f"in {len(beyond)} of {len(possible)} settings: {_gigabytes('exact', possible)}"
         + "".join(
@@ -170,7 +172,7 @@ def _of_memory(memory: Sequence[Memory]) -> Iterator[Finding]:
     for method in (DEFAULT, "mecefo-paper", SPEED):
         num_fit = sum(one.fits(method) for one in possible)
         yield Finding(
-            f"the job fits at 7B after a loss, {method_words(method)}",
+            f"the job fits at 7B after a loss: {method_words(method)}",
             "fits with all three techniques",
             f"in {num_fit} of {len(possible)} settings: {_gigabytes(method, possible)}",
             always(num_fit, len(possible)),
@@ -198,13 +200,14 @@ def _of_perplexity(method: str, process: str, convergence: Convergence) -> Findi
     row = convergence.of(POLICIES[method], process)
     figure = None if row is None else row.measured
     return Finding(
-        f"perplexity under {process} rises no more than in the paper, in a tiny model, {method_words(method)}",
+        f"perplexity under {process} rises no more than in the paper, in a tiny model: {method_words(method)}",
         f"{least:+.2%} to {greatest:+.2%} (350M, 1B, 7B)",
-        "not measured" if figure is None else f"{measured_text(figure, '+z.1%')}, {convergence.model}",
+        "not measured" if figure is None else measured_text(figure, "+z.1%"),
         at_most(figure, greatest),
         "`python -m benchmarks.convergence` measures it, and `--convergence FILE` reads it"
         if figure is None
-        else "in a model of 0.2 million parameters, below the critical batch size; not checked at the paper's scale",
+        else f"{convergence.model}: 0.2 million parameters, below the critical batch size; not checked at the paper's "
+        "scale",
         f"the rise is at most {greatest:.2%} with every seed",
         figures_of({POLICIES[method]: figure}),
     )
@@ -220,11 +223,11 @@ def _of_gradients(method: str, convergence: Convergence) -> Finding:
         if row.greatest_error_ratio is not None and row.median_error_ratio is not None
     ]
     return Finding(
-        f"the relative error of the gradient stays bounded, in a tiny model, {method_words(method)}",
+        f"the relative error of the gradient stays bounded, in a tiny model: {method_words(method)}",
         f"below {GRADIENT_ERROR} in the 1B run",
-        f"greatest of any step: {', '.join(steps)}, {convergence.model}" if steps else "not measured",
+        f"greatest of any step: {', '.join(steps)}" if steps else "not measured",
         always(num_held, len(worst)),
-        "in a model of 0.2 million parameters, every 50th step; not checked at the paper's scale"
+        f"{convergence.model}, errors of every 50th step; 0.2 million parameters, not checked at the paper's scale"
         if steps
         else "`python -m benchmarks.convergence` measures it, and `--convergence FILE` reads it",
         f"no step's error reaches {GRADIENT_ERROR:g} under any of the processes",
@@ -251,7 +254,7 @@ def _of_the_letter(forecasts: Forecasts) -> Finding:
     ]
     verdicts = [at_most(figure, claimed + TOLERANCE) for figure in figures.values()]
     return Finding(
-        "the paper's drop follows from its letter if replicas do not wait for each other, mecefo-paper",
+        "the paper's drop follows from its letter if replicas do not wait for each other: mecefo-paper",
         f"{claimed:.2%}",
         "; ".join(parts) or "not forecast",
         in_one_setting(verdicts),

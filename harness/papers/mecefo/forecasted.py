@@ -25,7 +25,7 @@ REGROUP_SECONDS = 5.0
 # Checkpoint-restart at its best: storage that takes the whole state in so many seconds, and a spare at once.
 SAVE_SECONDS, RESTORE_SECONDS, RESTART_SECONDS = 30.0, 30.0, 120.0
 _NUM_DRAWN = 200
-# Means of so many each: the spread of what is drawn.
+# Seeds of the means over these draws.
 NUM_AVERAGED = 5
 # What is kept of a drop: the same on every machine.
 _DIGITS = 5
@@ -44,12 +44,12 @@ class Forecasted:
 
     @property
     def settled_drop(self) -> Measured:
-        """Of the layouts alone, over the seeds."""
+        """The drop of the layouts alone, over the seeds."""
         return Measured(*self.settled, self.num_seeds)
 
     @property
     def drop(self) -> Measured:
-        """With regroups and transfers, over the seeds."""
+        """The drop with regroups and transfers, over the seeds."""
         return Measured(*self.with_events, self.num_seeds)
 
     @property

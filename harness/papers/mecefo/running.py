@@ -29,7 +29,7 @@ _NUM_TRIES, _SLOWER = 2, 2.0
 # Processes that start, regroup and end.
 _BESIDE_SECONDS = 45.0
 _FEW = MICROBATCHES[0]
-# What is emulated unless `--only` says otherwise: the cells of the gates with every seed, and every method once.
+# The runs without `--only`: the cells of the gates with every seed, and every method once.
 _SEEDED = (
     *((gate.cell, None) for gate in wanted_gates()),
     *(

@@ -51,7 +51,7 @@ class Method:
 
     @property
     def label(self) -> str:
-        """What a row of a table is called: the strategy and its quality."""
+        """The name of a row in a table: the strategy and its quality."""
         return self.name if self.quality is None else f"{self.strategy}, {self.quality}"
 
 

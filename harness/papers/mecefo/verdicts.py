@@ -1,4 +1,4 @@
-"""Whether the paper's drop of tokens/s holds in one cell: a verdict computed from the figure beside it."""
+"""Whether the paper's drop of tokens/s holds in one cell: a verdict computed from a figure that is shown."""
 
 from __future__ import annotations
 

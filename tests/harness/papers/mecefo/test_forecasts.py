@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from itertools import product
 from pathlib import Path
 
@@ -87,25 +86,3 @@ def test_every_method_that_is_judged_by_its_perplexity_has_one():
     for policy, process in product(POLICIES.values(), PROCESSES):
         row = shipped.of(policy, process)
         assert row is not None and row.num_seeds >= MIN_RUNS and row.num_errors
-
-
-_FIGURE = r"(\S+)%"
-ROW = re.compile(
-    rf"^\| (\d) x (\d) \| `([\w-]+)`[^|]*\| [\d.]+% \| {_FIGURE} / {_FIGURE} \| {_FIGURE} / {_FIGURE} \| {_FIGURE} \|",
-    re.MULTILINE,
-)
-
-
-def test_the_forecasts_in_the_document_are_those_that_came_along():
-    rows = ROW.findall((ROOT / "docs/explanation/papers.md").read_text())
-    assert len(rows) == 10
-    forecasts = shipped_forecasts()
-    for data_parallel, pipeline, method, *told in rows:
-        shape = f"{data_parallel}x{pipeline}"
-        few, many, exposed = (
-            forecasts.of(Cell("7b", "high", shape, number, method, is_exposed))
-            for number, is_exposed in ((8, False), (32, False), (32, True))
-        )
-        settled, whole = [few.settled[0], many.settled[0]], [few.with_events[0], many.with_events[0]]
-        expected = [*settled, *whole, exposed.with_events[0]]
-        assert [float(text) for text in told] == pytest.approx([100 * value for value in expected], abs=0.051)
