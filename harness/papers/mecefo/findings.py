@@ -18,6 +18,7 @@ from harness.papers.mecefo.perplexity import POLICIES, Convergence
 from harness.papers.mecefo.setting import DEFAULT, METHODS, MICROBATCHES, SHAPES, SPEED, Cell
 from harness.papers.mecefo.verdicts import TOLERANCE
 from harness.papers.rules import (
+    MIN_RUNS,
     NOT_CHECKED,
     Measured,
     always,
@@ -70,10 +71,12 @@ def _of_overhead(fault_free: FaultFree) -> Finding:
         "not reproduced": "every round of one of these jobs was slower",
         NOT_CHECKED: f"`{FAULT_FREE_COMMAND} > FILE` measures it, and `--fault-free FILE` reads it",
     }
-    undecided = (
-        f"some rounds are below {MIN_SPEED_RATIO:g}, some above: this machine's speed varies by more than the rule "
-        f"allows; `{FAULT_FREE_COMMAND} > FILE` on a quiet one, and `--fault-free FILE`, would decide it"
+    why = (
+        f"some rounds are below {MIN_SPEED_RATIO:g}, some above: the speed varies by more than the rule allows"
+        if all(one.has_range for one in cells.values())
+        else f"some jobs have fewer than {MIN_RUNS} rounds"
     )
+    undecided = f"{why}; `{FAULT_FREE_COMMAND} > FILE` on a quiet machine, and `--fault-free FILE`, would decide it"
     return Finding(
         f"no overhead while nothing has failed: {method_words(DEFAULT)}",
         "none",

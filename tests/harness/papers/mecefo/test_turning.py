@@ -220,3 +220,10 @@ def test_the_verdict_on_a_drop_turns_with_the_figure_of_its_row(cell):
     assert verdict(claimed, above) == "cannot be decided here"
     assert verdict(below, below) == ("better than the paper" if system == "MeCeFO" else "not reproduced")
     assert verdict(claimed, claimed, MIN_RUNS - 1) == "cannot be decided here"
+
+
+def test_the_reason_of_an_undecided_speed_is_that_of_its_figures():
+    (claim,) = [claim for claim in HOLDING if claim.startswith("no overhead")]
+    assert "fewer than 3 rounds" in found_with(GOOD, MIN_RUNS - 1)[claim].reason
+    mixed = found_with({**GOOD, ("speed", JOBS[0]): 0.98})[claim]
+    assert mixed.verdict == "cannot be decided here" and "some rounds are below 0.98, some above" in mixed.reason
