@@ -14,8 +14,9 @@ from click.core import ParameterSource
 
 from chaos.commands.shared import completing
 from chaos.commands.shared.options import DEFAULT_OUT, JSON_OPTION, FileToWrite
-from chaos.commands.shared.output import echo, print_json, print_text
+from chaos.commands.shared.output import echo, print_as_is, print_json
 from chaos.errors import UsageError, nearest, shown
+from chaos.host.terminal import columns
 
 _PAPERS = ("mecefo", "reft", "spare")
 # Of each method; a run takes a quarter of a minute.
@@ -160,7 +161,7 @@ def paper(
         from harness.store.files import write_whole
 
         write_whole(page, view.page())
-    print_json(view.document) if as_json else print_text(view.text)
+    print_json(view.document) if as_json else print_as_is(view.text)
     return view.exit_code
 
 
@@ -210,7 +211,7 @@ def _mecefo(
         forecasts = compute_forecasts(num_cores, progress) if is_anew else shipped_forecasts()
         progress("verdicts")
         found = check(merged(own, shipped_results()), forecasts, perplexity, read_undilated(results), speed)
-    return _View(check_text(found), found.to_dict(), lambda: render(found), found.exit_code)
+    return _View(check_text(found, columns()), found.to_dict(), lambda: render(found), found.exit_code)
 
 
 def _reft(results: Path, draws: int | None, runs: int | None, seed: int, saving: Path | None) -> _View:
@@ -230,7 +231,7 @@ def _reft(results: Path, draws: int | None, runs: int | None, seed: int, saving:
         measure_runs(runs, _NUM_RUNS_OF_NODES, seed, results, sys.stderr)
     with Working("paper reft") as progress:
         found = check(read_measured(results), saved, seed, progress=progress)
-    return _View(check_text(found), found.to_dict(), lambda: render(found), found.exit_code)
+    return _View(check_text(found, columns()), found.to_dict(), lambda: render(found), found.exit_code)
 
 
 def _spare(results: Path, seed: int, simulate: int | None, rows: tuple[str, ...], assumed: tuple[str, ...]) -> _View:
@@ -251,7 +252,7 @@ def _spare(results: Path, seed: int, simulate: int | None, rows: tuple[str, ...]
             simulate_all(simulate, results, len(os.sched_getaffinity(0)), progress)
     with Working("paper spare") as progress:
         found = check(read_simulated(results), seed, progress=progress)
-    return _View(check_text(found), found.to_dict(), lambda: render(found), found.exit_code)
+    return _View(check_text(found, columns()), found.to_dict(), lambda: render(found), found.exit_code)
 
 
 def _simulated_rows(rows: tuple[str, ...], assumed: tuple[str, ...], num_seeds: int) -> _View:
@@ -269,7 +270,7 @@ def _simulated_rows(rows: tuple[str, ...], assumed: tuple[str, ...], num_seeds: 
     def no_page() -> str:
         raise UsageError("rows of your own have no page", key="--html")
 
-    return _View(rows_text(found), {"rows": document}, no_page, 0)
+    return _View(rows_text(found, columns()), {"rows": document}, no_page, 0)
 
 
 def _emulate(results: Path, seeds: int, only: str | None, time_scale: float | None) -> None:

@@ -23,7 +23,7 @@ _ROW = 24
 _HEAD = 30
 _GAP = 26
 _NUM_TICKS, _NUM_NARROW_TICKS = 5, 3
-_CHAR_WIDTH = 6.4
+_CHAR_WIDTH = 7.2
 # Of figures that are nothing at all, an axis still needs a length.
 _LEAST_SPAN = 1e-9
 _STYLE = """
@@ -61,7 +61,7 @@ def _panel(figure: Metric, words: str, samples: Sequence[Sample], top: float, wi
     better = {"lower": " (lower is better)", "higher": " (higher is better)", None: ""}[figure.better]
     title = textwrap.wrap(f"{words}{better}", int((width - 16) / _CHAR_WIDTH))
     body = [_text(8, top + 14 + 15 * line, part, "start", "plot-ink") for line, part in enumerate(title)]
-    rows = Rows(width, top + _HEAD + 15 * (len(title) - 1), len(samples), _LABEL, _ROW, _VALUE)
+    rows = Rows(width, top + _HEAD + 15 * (len(title) - 1), len(samples), _label_width(samples), _ROW, _VALUE)
     values = [value for sample in samples for value in sample.values(figure.name)]
     low, high = min(0.0, *values), max(0.0, *values)
     high = high if high - low > _LEAST_SPAN else low + 1.0
@@ -72,6 +72,12 @@ def _panel(figure: Metric, words: str, samples: Sequence[Sample], top: float, wi
     for number, sample in enumerate(samples):
         body += _row(figure, sample, x, rows, number)
     return body, bottom - top + 14
+
+
+def _label_width(samples: Sequence[Sample]) -> float:
+    """As much as the longest name takes, up to a third of the picture."""
+    longest = max((len(sample.label) for sample in samples), default=0)
+    return max(_LABEL, min(WIDE / 3, _CHAR_WIDTH * longest + 16))
 
 
 def _row(figure: Metric, sample: Sample, x: Scale, rows: Rows, number: int) -> Iterator[str]:

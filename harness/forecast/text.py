@@ -50,7 +50,7 @@ def _parts(study: Study) -> Iterator[str | Table]:
     yield from heading(study)
     yield ""
     head, rows = table_cells(study)
-    yield Table(head, rows, left=(0, len(head) - 1))
+    yield Table(head, rows, left=(0, len(head) - 1), begins=(head.index("time to loss"),))
     yield ""
     yield from reading(study)
     yield ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from harness.papers.rules import Measured
 from harness.papers.verdicts import Finding, Gate, Open, gate_word
+from harness.report.text_table import Table
 
 _REPORT = Path(__file__).parents[1] / "report"
 _STYLES = (_REPORT / "palette.css", _REPORT / "figures.css", Path(__file__).with_name("page.css"))
@@ -18,25 +19,26 @@ NOT_KNOWN = "-"
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table with its title, and what is to be known of it; the columns `left` are words."""
+    """A table with its title, and what is to be known of it; the columns `left` are words.
+
+    A part of a table that is too wide for a terminal begins with one of the columns `begins`, if there are any.
+    """
 
     title: str
     about: str
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     left: tuple[int, ...] = (0,)
+    begins: tuple[int, ...] = ()
+
+    def table(self) -> Table:
+        """The table alone."""
+        return Table(self.head, self.rows, self.left, self.begins)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] | None = None) -> Iterator[str]:
-    """Columns as wide as their widest cell; those that are `left`, by default the first and the last, to the left."""
-    at_left = (0, len(head) - 1) if left is None else left
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    for row in (head, *rows):
-        cells = [
-            text.ljust(width) if column in at_left else text.rjust(width)
-            for column, (text, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  " + "  ".join(cells).rstrip()
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] | None = None) -> Iterator[Table]:
+    """The table, whose columns `left`, by default the first and the last, are words."""
+    yield Table(head, rows, (0, len(head) - 1) if left is None else left)
 
 
 def measured_text(figure: Measured | None, form: str, factor: float = 1.0) -> str:

@@ -184,7 +184,10 @@ def axis_up(frame: Frame, y: Scale, values: Sequence[float], suffix: str = "") -
         at = y(value)
         yield f'<line x1="{frame.left:.0f}" x2="{frame.right:.0f}" y1="{at:.1f}" y2="{at:.1f}" class="grid"/>'
         if frame.begin == 0.0:
-            yield text(frame.left - 6, at + 4, f"{number_text(value)}{suffix}", "end")
+            words = f"{number_text(value)}{suffix}"
+            # A longer one would be cut off at the edge of the picture.
+            is_short = fits(words, frame.left)
+            yield text(frame.left - 6, at + 4, words, "end") if is_short else text(0, at + 4, words)
 
 
 def axis_across(frame: Frame, x: Scale, low: float, high: float, words: str, unit: float = 1.0) -> Iterable[str]:

@@ -7,21 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from chaos.host.terminal import MAX_TEXT_COLUMNS, cells, pad, wrap
 
 _GAP = 2
 # A column of words is not made narrower than this for the sake of the others.
 _MIN_WORDS = 14
+_MAX_KEY = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows below a head. The columns `left` hold words, aligned to the left and wrapped; the others hold figures."""
+    """Rows below a head. The columns `left` hold words, aligned to the left and wrapped; the others hold figures.
+
+    Columns that belong together stay together where they can: a part begins with one of `begins`, if any are given.
+    """
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     left: Collection[int] = (0,)
+    begins: Collection[int] = ()
 
     def lines(self, width: int, indent: int = 2) -> Iterator[str]:
         """The table within `width` cells."""
@@ -45,11 +51,17 @@ class Table:
 
     @property
     def _key(self) -> tuple[int, ...]:
-        """The columns that say what a row is about: the first ones of words, at most two; they stand in every part."""
-        count = 1
-        if len(self.head) > 2 and {0, 1} <= set(self.left) and 2 not in self.left:
-            count = 2
-        return tuple(range(count))
+        """The columns that tell the rows apart, as few as it takes; every part has them.
+
+        The first one with others of words, else the first ones.
+        """
+        words = sorted(set(self.left) - {0})
+        by_words = ((0, *others) for number in range(_MAX_KEY) for others in combinations(words, number))
+        by_order = (tuple(range(number)) for number in range(2, min(_MAX_KEY, len(self.head) - 1) + 1))
+        for key in (*by_words, *by_order):
+            if len({tuple(row[column] for column in key) for row in self.rows}) == len(self.rows):
+                return key
+        return (0,)
 
 
 def _lines(table: Table, width: int, indent: str) -> Iterator[str]:
@@ -65,7 +77,7 @@ def _lines(table: Table, width: int, indent: str) -> Iterator[str]:
     if parts is None:
         yield from _records(table, width, indent)
         return
-    for number, columns in enumerate(_balanced(table, parts, width)):
+    for number, columns in enumerate(parts):
         if number:
             yield ""
         yield from _lines(table._of(columns), width, indent)
@@ -94,27 +106,52 @@ def _fitted(table: Table, width: int) -> list[int] | None:
 def _parts(table: Table, width: int) -> list[tuple[int, ...]] | None:
     """The columns of each part, every one of them with the key; None: some column does not even fit beside the key."""
     key = table._key
-    rest = [column for column in range(len(table.head)) if column not in key]
+    groups: list[list[int]] = [[]]
+    for column in range(len(table.head)):
+        if column in table.begins and groups[-1]:
+            groups.append([])
+        if column not in key:
+            groups[-1].append(column)
     parts: list[tuple[int, ...]] = []
-    current: list[int] = []
-    for column in rest:
-        if _fitted(table._of((*key, column)), width) is None:
+    for group in groups:
+        packed = _packed(table, key, group, width)
+        if packed is None:
             return None
-        if current and _fitted(table._of((*key, *current, column)), width) is None:
-            parts.append((*key, *current))
-            current = []
-        current.append(column)
-    return [*parts, (*key, *current)]
-
-
-def _balanced(table: Table, parts: list[tuple[int, ...]], width: int) -> list[tuple[int, ...]]:
-    """As many parts, about equally wide."""
-    for narrower in range(width - 1, 0, -1):
-        found = _parts(table, narrower)
-        if found is None or len(found) > len(parts):
-            break
-        parts = found
+        if parts and len(packed) == 1 and _has_room(table, (*parts[-1], *group), width):
+            parts[-1] = (*parts[-1], *group)
+        else:
+            parts += packed
     return parts
+
+
+def _packed(table: Table, key: tuple[int, ...], columns: Sequence[int], width: int) -> list[tuple[int, ...]] | None:
+    """As many of the columns in each part as fit; then, with as many parts, about equally wide ones."""
+    found = _filled(table, key, columns, width)
+    if found is None or len(found) == 1:
+        return found
+    for narrower in range(width - 1, 0, -1):
+        tried = _filled(table, key, columns, narrower)
+        if tried is None or len(tried) > len(found):
+            break
+        found = tried
+    return found
+
+
+def _filled(table: Table, key: tuple[int, ...], columns: Sequence[int], width: int) -> list[tuple[int, ...]] | None:
+    parts: list[tuple[int, ...]] = []
+    current = key
+    for column in columns:
+        if not _has_room(table, (*key, column), width):
+            return None
+        if not _has_room(table, (*current, column), width):
+            parts.append(current)
+            current = key
+        current = (*current, column)
+    return [*parts, current]
+
+
+def _has_room(table: Table, columns: Sequence[int], width: int) -> bool:
+    return _fitted(table._of(columns), width) is not None
 
 
 def _drawn(table: Table, widths: Sequence[int], indent: str) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from harness.papers.mecefo.text import (
 )
 from harness.papers.mecefo.verdicts import Row
 from harness.papers.views import styles
-from harness.report.drawing import WIDE, Frame, figure, legend, rect, rule, scale, text, ticks
+from harness.report.drawing import Rows, Scale, both_widths, figure, heading, legend, rect, rule, text
 from harness.report.templates import template
 
 _TEMPLATE = "page.html.j2"
@@ -63,10 +64,11 @@ def _plots(rows: Sequence[Row]) -> Iterator[Markup]:
     """One for each size and shape, under `high`."""
     high = [row for row in rows if row.cell.process == "high"]
     for (size, shape), some in groupby(high, key=lambda row: (row.cell.size, row.cell.shape)):
-        yield _plot(f"{SIZES[size].words}, high, D x P = {shape}", f"{size}-{shape}", list(some))
+        title = f"{SIZES[size].words}, high, D x P = {shape}"
+        yield both_widths(partial(_plot, title, f"{size}-{shape}", list(some)))
 
 
-def _plot(title: str, name: str, rows: Sequence[Row]) -> Markup:
+def _plot(title: str, name: str, rows: Sequence[Row], width: int) -> Markup:
     """A line for each method and execution model: the paper's figure, the forecast, and what was emulated."""
     models = list(dict.fromkeys((row.cell.num_microbatches, row.cell.is_exposed) for row in rows))
     ordered = [
@@ -78,24 +80,24 @@ def _plot(title: str, name: str, rows: Sequence[Row]) -> Markup:
     ]
     most = max([0.05, *(value for row in ordered for value in _values(row))])
     least = min([0.0, *(value for row in ordered for value in _values(row))])
-    frame = Frame(WIDE, 30.0, 34.0 + _ROW * 0.62 * len(ordered))
-    x = scale(least, most, _LABEL, WIDE - _RIGHT)
-    body = [text(8, 16, f"{title}: drop of tokens/s, with regroups and transfers", css="strong")]
-    for value in ticks(least, most):
-        body.append(rule(x(value), frame.top - 6, frame.bottom, "grid"))
-        body.append(text(x(value), frame.bottom + 14, f"{value * 100:g}%", "middle"))
+    body, height = heading(f"{title}: drop of tokens/s, with regroups and transfers", width)
+    lanes = Rows(width, 15.0 + height, len(ordered), _LABEL, _ROW * 0.62, _RIGHT)
+    x = lanes.across(least, most)
+    for value in lanes.ticks(least, most):
+        body.append(rule(x(value), lanes.top - 6, lanes.bottom, "grid"))
+        body.append(text(x(value), lanes.bottom + 14, f"{value * 100:g}%", "middle"))
     for number, row in enumerate(ordered):
-        body += _row(row, x, frame.top + (number + 0.5) * _ROW * 0.62)
+        body += _row(row, x, lanes, number)
     items = [("part-holds", "forecast"), ("key-degraded", "emulated, least to greatest"), ("mark-bad", "the paper")]
-    signs, height = legend(items, WIDE, frame.bottom + 22)
-    return figure(name, WIDE, frame.bottom + 28 + height, title, _words(ordered), [*body, *signs])
+    signs, height = legend(items, width, lanes.bottom + 22)
+    return figure(name, width, lanes.bottom + 28 + height, title, _words(ordered), [*body, *signs])
 
 
-def _row(row: Row, x: object, y: float) -> Iterator[str]:
-    assert callable(x)
+def _row(row: Row, x: Scale, lanes: Rows, number: int) -> Iterator[str]:
+    y = lanes.middle(number)
     cell = row.cell
     words = f"{METHODS[cell.method].label}, m{cell.num_microbatches}{', exposed' if cell.is_exposed else ''}"
-    yield text(_LABEL - 8, y + 4, words, "end")
+    yield lanes.name(number, words)
     if row.forecast is not None:
         value = row.forecast.with_events[0]
         yield _bar(x, 0.0, value, y, _BAR, "part-holds", f"{words}: forecast {value:.2%}")

@@ -16,6 +16,7 @@ from harness.papers.mecefo.verdicts import Row
 from harness.papers.rules import Measured
 from harness.papers.verdicts import gate_word
 from harness.papers.views import NOT_KNOWN, finding_lines, measured_text, open_lines, table
+from harness.report.text_table import Table, laid_out
 
 COLUMNS = (
     *("method", "paper", "forecast", "with events", "least to greatest", "n", "tokens/s"),
@@ -25,12 +26,12 @@ METHOD_COLUMNS = ("method", "strategy", "quality", "for --only", "what it does")
 UNDILATED_COLUMNS = ("method", "drop", "least to greatest", "n")
 
 
-def check_text(check: Check) -> str:
-    """All of it."""
-    return "\n".join(_lines(check))
+def check_text(check: Check, width: int = 80) -> str:
+    """All of it, within `width` cells."""
+    return "\n".join(laid_out(_parts(check), width))
 
 
-def _lines(check: Check) -> Iterator[str]:
+def _parts(check: Check) -> Iterator[str | Table]:
     yield f"MeCeFO, {PAPER}: drop of tokens/s, perplexity and memory, as claimed and as found here"
     yield ""
     yield gates_title(check)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from markupsafe import Markup
@@ -14,7 +15,7 @@ from harness.papers.reft.odds import LARGE, Odds
 from harness.papers.reft.schemes import NUM_NODES
 from harness.papers.reft.text import sections
 from harness.papers.views import gate_line, styles
-from harness.report.drawing import WIDE, Frame, Scale, figure, legend, rect, rule, scale, text, ticks
+from harness.report.drawing import Rows, Scale, both_widths, figure, heading, legend, rect, rule, text
 from harness.report.templates import template
 
 _TEMPLATE = "page.html.j2"
@@ -33,33 +34,33 @@ def render(check: Check) -> str:
         open=OPEN,
         styles=styles(),
         gates=[(gate.passed, gate_line(gate)) for gate in check.gates],
-        plots=[_plot(check.odds, NUM_NODES), _plot(check.odds, LARGE)],
+        plots=[both_widths(partial(_plot, check.odds, num_nodes)) for num_nodes in (NUM_NODES, LARGE)],
         sections=sections(check),
     )
 
 
-def _plot(odds: Sequence[Odds], num_nodes: int) -> Markup:
+def _plot(odds: Sequence[Odds], num_nodes: int, width: int) -> Markup:
     """A line for each scheme and number of nodes lost: drawn with its interval, real processes, the closed form."""
     mine = [one for one in odds if one.num_nodes == num_nodes and one.num_lost is not None]
-    frame = Frame(WIDE, 30.0, 34.0 + _ROW * len(mine))
-    x = scale(0.0, 1.0, _LABEL, WIDE - _RIGHT)
-    body = [text(8, 16, f"{num_nodes} nodes: probability that the state in memory survives", css="strong")]
-    for value in ticks(0.0, 1.0):
-        body.append(rule(x(value), frame.top - 6, frame.bottom, "grid"))
-        body.append(text(x(value), frame.bottom + 14, f"{value:g}", "middle"))
+    body, height = heading(f"{num_nodes} nodes: probability that the state in memory survives", width)
+    rows = Rows(width, 15.0 + height, len(mine), _LABEL, _ROW, _RIGHT)
+    x = rows.across(0.0, 1.0)
+    for value in rows.ticks(0.0, 1.0):
+        body.append(rule(x(value), rows.top - 6, rows.bottom, "grid"))
+        body.append(text(x(value), rows.bottom + 14, f"{value:g}", "middle"))
     for number, one in enumerate(mine):
-        body += _row(one, x, frame.top + (number + 0.5) * _ROW)
+        body.append(rows.name(number, f"{one.scheme}, {one.num_lost} lost"))
+        body += _row(one, x, rows.middle(number))
     items = [("key-degraded", "drawn through the product's code, 95% interval"), ("mark-bad", "closed form")]
     if any(one.lived is not None for one in mine):
         items.insert(1, ("part-holds", "real processes, 95% interval"))
-    signs, height = legend(items, WIDE, frame.bottom + 22)
+    signs, height = legend(items, width, rows.bottom + 22)
     words = "; ".join(f"{one.scheme}, {one.num_lost} lost: {one.closed:.3f}" for one in mine)
     title = f"Survival on {num_nodes} nodes"
-    return figure(f"survival-{num_nodes}", WIDE, frame.bottom + 28 + height, title, words, [*body, *signs])
+    return figure(f"survival-{num_nodes}", width, rows.bottom + 28 + height, title, words, [*body, *signs])
 
 
 def _row(odds: Odds, x: Scale, y: float) -> Iterator[str]:
-    yield text(_LABEL - 8, y + 4, f"{odds.scheme}, {odds.num_lost} lost", "end")
     if odds.lived is not None and odds.lived.num_draws:
         low, high = odds.lived.interval
         told = f"real: {odds.lived.num_survived} of {odds.lived.num_draws}"

@@ -15,17 +15,18 @@ from harness.papers.reft.real.rungs import RungRun
 from harness.papers.reft.sampling import Sample
 from harness.papers.reft.saving import BUDGET_RATIO
 from harness.papers.reft.schemes import IN_NODE, MOST_LOST, NUM_NODES
-from harness.papers.views import NOT_KNOWN, Section, finding_lines, gate_line, measured_text, open_lines, table
+from harness.papers.views import NOT_KNOWN, Section, finding_lines, gate_line, measured_text, open_lines
+from harness.report.text_table import Table, laid_out
 
 _Spread = tuple[float, float, float] | None
 
 
-def check_text(check: Check) -> str:
-    """All of it."""
-    return "\n".join(_lines(check))
+def check_text(check: Check, width: int = 80) -> str:
+    """All of it, within `width` cells."""
+    return "\n".join(laid_out(_parts(check), width))
 
 
-def _lines(check: Check) -> Iterator[str]:
+def _parts(check: Check) -> Iterator[str | Table]:
     yield f"REFT, {PAPER}: how often the state in the nodes' memory survives, and what a loss costs"
     yield ""
     yield "gates"
@@ -34,7 +35,7 @@ def _lines(check: Check) -> Iterator[str]:
     for section in sections(check):
         yield ""
         yield f"{section.title}{f' ({section.about})' if section.about else ''}"
-        yield from table(section.head, section.rows, section.left)
+        yield section.table()
     yield ""
     yield "claims"
     yield from finding_lines(check.findings)

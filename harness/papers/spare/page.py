@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from markupsafe import Markup
@@ -14,17 +15,18 @@ from harness.papers.spare.tables import CurvePoint, Sensitivity
 from harness.papers.spare.text import sections
 from harness.papers.views import gate_line, styles
 from harness.report.drawing import (
-    WIDE,
     Frame,
+    Rows,
     Scale,
     axis_across,
     axis_up,
+    both_widths,
     figure,
+    heading,
     legend,
     line,
     rect,
     rule,
-    scale,
     text,
     ticks,
 )
@@ -50,30 +52,34 @@ def render(check: Check) -> str:
         open=OPEN,
         styles=styles(),
         gates=[(gate.passed, gate_line(gate)) for gate in check.gates],
-        plots=[*(_curves(check.curve, size) for size in SIZES), _gains(check.sensitivities)],
+        plots=[
+            *(both_widths(partial(_curves, check.curve, size)) for size in SIZES),
+            both_widths(partial(_gains, check.sensitivities)),
+        ],
         sections=sections(check),
     )
 
 
-def _curves(points: Sequence[CurvePoint], num_groups: int) -> Markup:
+def _curves(points: Sequence[CurvePoint], num_groups: int, width: int) -> Markup:
     """Time to train by redundancy: ours as curves, the authors' rows as marks."""
     mine = [point for point in points if point.num_groups == num_groups]
     most = max((point.redundancy for point in mine), default=2)
     shown = [point for point in mine if point.time_ratio <= _MOST_TIME_RATIO]
     top = max((point.time_ratio for point in shown), default=2.0)
-    frame = Frame(WIDE, 30.0, 30.0 + _HEIGHT)
-    x, y = frame.across(1.5, most + 0.5), frame.upwards(1.0, top)
     title = f"{num_groups} groups: time to train, of the time without failures, by redundancy"
-    body = [text(8, 16, title, css="strong"), *axis_up(frame, y, ticks(1.0, top))]
+    body, height = heading(title, width)
+    frame = Frame(width, 15.0 + height, 15.0 + height + _HEIGHT)
+    x, y = frame.across(1.5, most + 0.5), frame.upwards(1.0, top)
+    body += axis_up(frame, y, ticks(1.0, top))
     body += axis_across(frame, x, 1.5, most + 0.5, "copies of each shard, r")
     for scheme, css, _ in _CURVES:
         of_scheme = [point for point in shown if point.scheme == scheme]
         body.append(line([(x(point.redundancy), y(point.time_ratio)) for point in of_scheme], css))
     body += _marks(num_groups, x, y)
     items = [*((f"curve-{css}", f"{words}, here") for _, css, words in _CURVES), ("mark-bad", "the authors' rows")]
-    signs, height = legend(items, WIDE, frame.bottom + 38)
+    signs, height = legend(items, width, frame.bottom + 38)
     words = "; ".join(f"{point.scheme} r={point.redundancy}: {point.time_ratio:.2f}" for point in mine)
-    return figure(f"times-{num_groups}", WIDE, frame.bottom + 44 + height, title, words, [*body, *signs])
+    return figure(f"times-{num_groups}", width, frame.bottom + 44 + height, title, words, [*body, *signs])
 
 
 def _marks(num_groups: int, x: Scale, y: Scale) -> Iterator[str]:
@@ -83,31 +89,31 @@ def _marks(num_groups: int, x: Scale, y: Scale) -> Iterator[str]:
             yield rect(x(claim.redundancy) - 3, y(claim.time_ratio) - 3, 6, 6, "mark-bad", told)
 
 
-def _gains(sensitive: Sequence[Sensitivity]) -> Markup:
+def _gains(sensitive: Sequence[Sensitivity], width: int) -> Markup:
     """How much less time SPARe takes than replication, by what is assumed; the abstract's range as two lines."""
-    frame = Frame(WIDE, 30.0, 34.0 + _ROW * len(sensitive))
     top = max([GAIN_RATIOS[1], *(one.gain_ratio for one in sensitive if one.gain_ratio is not None)]) + 0.05
-    x = scale(0.0, top, _LABEL, WIDE - _RIGHT)
     title = "How much less time SPARe takes than replication, by what is assumed"
-    body = [text(8, 16, title, css="strong")]
-    for value in ticks(0.0, top):
-        body.append(rule(x(value), frame.top - 6, frame.bottom, "grid"))
-        body.append(text(x(value), frame.bottom + 14, f"{value:.0%}", "middle"))
+    body, height = heading(title, width)
+    rows = Rows(width, 15.0 + height, len(sensitive), _LABEL, _ROW, _RIGHT)
+    x = rows.across(0.0, top)
+    for value in rows.ticks(0.0, top):
+        body.append(rule(x(value), rows.top - 6, rows.bottom, "grid"))
+        body.append(text(x(value), rows.bottom + 14, f"{value:.0%}", "middle"))
     for number, one in enumerate(sensitive):
-        at = frame.top + (number + 0.5) * _ROW
+        at = rows.middle(number)
         name = one.assumed or "default reading"
-        body.append(text(_LABEL - 8, at + 4, f"{name}, N={one.num_groups}", "end"))
+        body.append(rows.name(number, f"{name}, N={one.num_groups}"))
         if one.gain_ratio is None:
-            body.append(text(_LABEL + 6, at + 4, "comes to no end"))
+            body.append(text(rows.left + 6, at + 4, "comes to no end"))
             continue
         told = f"{name}, N={one.num_groups}: {one.gain_ratio:.1%} less"
         body.append(rect(x(0.0), at - _BAR / 2, x(max(0.0, one.gain_ratio)) - x(0.0), _BAR, "part-holds", told))
-    body += [rule(x(value), frame.top - 6, frame.bottom, "rule-fault") for value in GAIN_RATIOS]
+    body += [rule(x(value), rows.top - 6, rows.bottom, "rule-fault") for value in GAIN_RATIOS]
     items = [("part-holds", "here"), ("mark-bad", "the abstract: 40 to 50% less")]
-    signs, height = legend(items, WIDE, frame.bottom + 22)
+    signs, height = legend(items, width, rows.bottom + 22)
     words = "; ".join(
         f"{one.assumed or 'default reading'}, N={one.num_groups}: {one.gain_ratio:.1%}"
         for one in sensitive
         if one.gain_ratio is not None
     )
-    return figure("gains", WIDE, frame.bottom + 28 + height, title, words, [*body, *signs])
+    return figure("gains", width, rows.bottom + 28 + height, title, words, [*body, *signs])

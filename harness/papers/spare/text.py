@@ -14,14 +14,15 @@ from harness.papers.spare.simulated import Row, row_words
 from harness.papers.spare.simulation import Outcome
 from harness.papers.spare.tables import Sensitivity
 from harness.papers.views import NOT_KNOWN, Section, finding_lines, gate_line, measured_text, open_lines, table
+from harness.report.text_table import Table, laid_out
 
 
-def check_text(check: Check) -> str:
-    """All of it."""
-    return "\n".join(_lines(check))
+def check_text(check: Check, width: int = 80) -> str:
+    """All of it, within `width` cells."""
+    return "\n".join(laid_out(_parts(check), width))
 
 
-def _lines(check: Check) -> Iterator[str]:
+def _parts(check: Check) -> Iterator[str | Table]:
     yield f"SPARe, {PAPER}: stacked shards against replication, by closed forms and by simulation"
     yield ""
     yield "gates"
@@ -30,7 +31,7 @@ def _lines(check: Check) -> Iterator[str]:
     for section in sections(check):
         yield ""
         yield f"{section.title}{f' ({section.about})' if section.about else ''}"
-        yield from table(section.head, section.rows, section.left)
+        yield section.table()
     yield ""
     yield "claims"
     yield from finding_lines(check.findings)
@@ -52,10 +53,11 @@ def sections(check: Check) -> tuple[Section, ...]:
     )
 
 
-def rows_text(outcomes: dict[Row, tuple[Outcome, ...]]) -> str:
+def rows_text(outcomes: dict[Row, tuple[Outcome, ...]], width: int = 80) -> str:
     """Rows that somebody asked for."""
     head = ("row", "time to train", "availability", "wipe-outs", "depth", "period, steps", "n")
-    return "\n".join(table(head, [_outcome_cells(row, found) for row, found in outcomes.items()], (0,)))
+    rows = [_outcome_cells(row, found) for row, found in outcomes.items()]
+    return "\n".join(laid_out(table(head, rows, (0,)), width))
 
 
 def _outcome_cells(row: Row, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
@@ -95,6 +97,7 @@ def _table(check: Check) -> Section:
             )
             for row in check.rows
         ),
+        begins=(6, 9),
     )
 
 
