@@ -21,6 +21,7 @@ from chaos.commands.shared.said import read_experiment
 from chaos.commands.shared.several_faults import CommandOfFaults
 from chaos.errors import UsageError, nearest, shown
 from chaos.experiment.fault_options import AND, MORE_FAULTS
+from chaos.host.terminal import columns
 
 if TYPE_CHECKING:
     from chaos.experiment.experiment import Experiment
@@ -210,7 +211,7 @@ def compare_with_baseline(
     else:
         from harness.comparison.text import against_lines
 
-        print_as_is("\n".join(against_lines(against, reference, baseline)))
+        print_as_is("\n".join(against_lines(against, reference, baseline, columns())))
     return against.verdict.exit_code
 
 
@@ -244,7 +245,7 @@ def single_run_against(folder: Path, exit_code: int, out: Path, as_json: bool, b
 
     against = baseline.judge(find_samples(out, str(folder)))
     # Standard output has the summary of the run, and nothing else.
-    echo("\n" + "\n".join(against_lines(against, "this run", "the baseline")), err=as_json)
+    echo("\n" + "\n".join(against_lines(against, "this run", "the baseline", columns())), err=as_json)
     return worst([exit_code, against.verdict.exit_code])
 
 
@@ -259,9 +260,9 @@ def _report(found: RunSet, verdict: SetVerdict, folder: Path, as_json: bool, aga
         print_json(document | ({} if against is None else {"against_baseline": against.to_dict()}))
     else:
         unicode = (sys.stdout.encoding or "").lower().startswith("utf")
-        print_as_is("\n".join(set_lines(found, verdict, folder, unicode=unicode)))
+        print_as_is("\n".join(set_lines(found, verdict, folder, unicode=unicode, width=columns())))
         if against is not None:
-            print_as_is("\n" + "\n".join(against_lines(against, "this", "the baseline")))
+            print_as_is("\n" + "\n".join(against_lines(against, "this", "the baseline", columns())))
     return worst([verdict.exit_code, *([] if against is None else [against.verdict.exit_code])])
 
 

@@ -1,12 +1,12 @@
-"""Sets of runs, and runs beside a baseline, on a terminal: within 80 columns, and nothing by colour alone."""
+"""Sets of runs, and runs beside a baseline, on a terminal: within its width, and nothing by colour alone."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from chaos.host.terminal import MAX_TEXT_COLUMNS, cells, pad, wrap
 from harness.analysis.words import count, one_line
 from harness.comparison.change import Change, is_of_single_runs
 from harness.comparison.figures import HEADLINE
@@ -21,33 +21,45 @@ from mecefo_runtime.planners import stops_on_loss
 _WIDTH = 80
 _BAR_CELLS = 24
 _LABEL_CELLS = 12
+# The figures of a row, beside its label.
+_FIGURE_CELLS = 2 + 12 + 3 + 24 + 4
 
 
-def set_lines(found: RunSet, verdict: SetVerdict, folder: Path, *, unicode: bool = True) -> Iterator[str]:
-    """The report of a set that lies in `folder`."""
+def set_lines(
+    found: RunSet, verdict: SetVerdict, folder: Path, *, unicode: bool = True, width: int = _WIDTH
+) -> Iterator[str]:
+    """The report of a set that lies in `folder`, within `width` cells but for the folder."""
+    for line in _set_lines(found, verdict, unicode, min(width, MAX_TEXT_COLUMNS)):
+        yield from wrap(line, min(width, MAX_TEXT_COLUMNS))
+    yield f"all of it: {folder}"
+
+
+def _set_lines(found: RunSet, verdict: SetVerdict, unicode: bool, width: int) -> Iterator[str]:
     many = f"{len(found.samples)} strategies, " if found.kind == "comparison" else ""
     each = " each" if many else ""
     yield f"{one_line(found.name)}: {headline(found, verdict).upper()}; {many}{count(found.num_rounds, 'run')}{each}"
     for reason in verdict.reasons:
-        yield from _item(reason)
+        yield from _item(reason, width)
     yield ""
-    cells = max([_LABEL_CELLS, *(len(sample.label) for sample in found.samples)])
-    yield f"{'median':>{cells + 14}}   {'least to greatest':<24} n"
+    label_cells = max([_LABEL_CELLS, *(cells(sample.label) for sample in found.samples)])
+    if label_cells + _FIGURE_CELLS > width:
+        # A long name stands on its own line.
+        label_cells = _LABEL_CELLS
+    yield f"{'median':>{label_cells + 14}}   {'least to greatest':<24} n"
     walls = [seconds for sample in found.samples for seconds in sample.values("wall_clock_seconds")]
     for name, words in HEADLINE.items():
         if name == "goodput_ratio" and not shows_goodput(max(walls, default=None)):
             continue
         if any(sample.values(name) for sample in found.samples):
             yield words
-            yield from _bars(found.samples, name, cells, unicode)
+            yield from _bars(found.samples, name, label_cells, unicode, width)
     yield ""
     yield "runs"
     for sample in found.samples:
         yield from _runs(found, sample)
     yield ""
     for note in notes(found):
-        yield from _item(note)
-    yield f"all of it: {folder}"
+        yield from _item(note, width)
 
 
 def headline(found: RunSet, verdict: SetVerdict) -> str:
@@ -102,67 +114,73 @@ def _goes_back_to(experiment: Mapping[str, Any]) -> str:
     return f"the newest of its {' and '.join(found) or 'checkpoints'}"
 
 
-def against_lines(found: Against, what: str, baseline: str) -> Iterator[str]:
-    """The report of a comparison with a baseline."""
+def against_lines(found: Against, what: str, baseline: str, width: int = _WIDTH) -> Iterator[str]:
+    """The report of a comparison with a baseline, within `width` cells."""
+    for line in _against_lines(found, what, baseline, min(width, MAX_TEXT_COLUMNS)):
+        yield from wrap(line, min(width, MAX_TEXT_COLUMNS))
+
+
+def _against_lines(found: Against, what: str, baseline: str, width: int) -> Iterator[str]:
     yield f"{one_line(what)} against {one_line(baseline)}: {found.verdict.verdict.upper()}"
     for reason in found.verdict.reasons:
-        yield from _item(reason)
+        yield from _item(reason, width)
     for note in found.notes:
-        yield from _item(note, "note: ")
+        yield from _item(note, width, "note: ")
     for label, changes in found.pairs:
         is_single = is_of_single_runs(changes)
         num_now, num_base = (max(numbers) for numbers in zip(*((c.num_now, c.num_base) for c in changes), strict=True))
         yield ""
         yield f"{label} ({num_now} against {count(num_base, 'run')})"
-        yield f"  {'figure':<36}{'now':>9} {'baseline':>9}{'noise':>9}"
+        is_narrow = width < _WIDTH
+        if not is_narrow:
+            yield f"  {'figure':<36}{'now':>9} {'baseline':>9}{'noise':>9}"
         for change in changes:
             if change.is_deciding:
-                yield _change(change, is_single)
+                yield _change(change, is_single, is_narrow)
                 # That a side has no value at all is seen in its column.
                 if change.word == "no data" and change.num_now and change.num_base:
                     yield f"    {change.why}"
         others = [change for change in changes if not change.is_deciding and not change.now is change.base is None]
         if others:
             yield "  not decisive:"
-        yield from (_change(change, is_single) for change in others)
+        yield from (_change(change, is_single, is_narrow) for change in others)
 
 
-def _item(text: object, mark: str = "- ") -> list[str]:
-    # Not broken within a word: a path is there to be copied.
-    return textwrap.wrap(
-        one_line(text),
-        _WIDTH,
-        initial_indent=f"  {mark}",
-        subsequent_indent=" " * (2 + len(mark)),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+def _item(text: object, width: int, mark: str = "- ") -> list[str]:
+    return wrap(f"  {mark}{one_line(text)}", width, 2 + len(mark))
 
 
-def _change(change: Change, is_single: bool) -> str:
+def _change(change: Change, is_single: bool, is_narrow: bool) -> str:
     """One row. Of single runs the verdict says once that nearly no difference can be told from chance."""
     figure = change.figure
-    cells = (figure.to_text(change.now), figure.to_text(change.base), figure.to_text(change.band))
+    now, base, band = (figure.to_text(value) for value in (change.now, change.base, change.band))
     word = "" if is_single and change.word == "cannot tell" else change.word
-    return f"  {figure.name:<36}{cells[0]:>9} {cells[1]:>9}{cells[2]:>9}  {word}".rstrip()
+    if is_narrow:
+        tail = f": {word}" if word else ""
+        return f"  {figure.name}: {now}, baseline {base}, noise {band}{tail}"
+    return f"  {figure.name:<36}{now:>9} {base:>9}{band:>9}  {word}".rstrip()
 
 
-def _bars(samples: Sequence[Sample], name: str, cells: int, unicode: bool) -> Iterator[str]:
+def _bars(samples: Sequence[Sample], name: str, label_cells: int, unicode: bool, width: int) -> Iterator[str]:
     figure = METRICS[name]
     full, light = ("█", "░") if unicode else ("#", ".")
     top = max((value for sample in samples for value in sample.values(name)), default=0.0)
     for sample in samples:
         values = sample.spread(name)
-        label = f"  {sample.label:<{cells}}"
+        label = f"  {pad(sample.label, label_cells)}"
+        if cells(sample.label) > label_cells:
+            yield f"  {sample.label}"
+            label = f"  {'':<{label_cells}}"
         if not values["n"]:
             yield f"{label}{'-':>12}"
             continue
         spread = f"{figure.to_text(values['min'])} to {figure.to_text(values['max'])}"
-        scale = _BAR_CELLS / top if top > 0 else 0.0
+        row = f"{label}{figure.to_text(values['median']):>12}   {spread:<24} {values['n']} "
+        scale = max(0, min(_BAR_CELLS, width - cells(row))) / top if top > 0 else 0.0
         solid = round(max(0.0, values["median"]) * scale)
         whole = max(solid, round(max(0.0, values["max"]) * scale))
         bar = full * solid + light * (whole - solid)
-        yield f"{label}{figure.to_text(values['median']):>12}   {spread:<24} {values['n']} {bar}".rstrip()
+        yield f"{row}{bar}".rstrip()
 
 
 def _runs(found: RunSet, sample: Sample) -> Iterator[str]:

@@ -70,7 +70,7 @@ def _axis(rows: Rows, x: drawing.Scale, low: float, high: float, suffix: str = "
     for value in rows.ticks(low / unit, high / unit):
         at = x(value * unit)
         yield f'<line x1="{at:.1f}" x2="{at:.1f}" y1="8" y2="{rows.bottom:.1f}" class="grid"/>'
-        yield drawing.text(at, rows.bottom + 16, f"{drawing.number_text(value)}{suffix}", "middle")
+        yield drawing.below(at, rows.bottom + 16, f"{drawing.number_text(value)}{suffix}", rows.width)
 
 
 def _times(study: Study, width: int) -> Markup:

@@ -228,6 +228,12 @@ def text(x: float, y: float, words: str, anchor: str = "start", css: str = "") -
     return f'<text {where} text-anchor="{anchor}"{extra}>{escape(one_line(words))}</text>'
 
 
+def below(x: float, y: float, words: str, width: int) -> str:
+    """A label whose middle is at `x`, or as near to it as the edges of the picture allow."""
+    half = (_CHAR_WIDTH * len(words) + 6) / 2
+    return text(min(max(x, half), width - half), y, words, "middle")
+
+
 def fits(words: str, width: float) -> bool:
     """Whether a label has room in so many pixels."""
     return _CHAR_WIDTH * len(words) + 6 <= width

@@ -28,7 +28,7 @@ from harness.papers.mecefo.text import (
 )
 from harness.papers.mecefo.verdicts import Row
 from harness.papers.views import styles
-from harness.report.drawing import Rows, Scale, both_widths, figure, heading, legend, rect, rule, text
+from harness.report.drawing import Rows, Scale, below, both_widths, figure, heading, legend, rect, rule
 from harness.report.templates import template
 
 _TEMPLATE = "page.html.j2"
@@ -85,7 +85,7 @@ def _plot(title: str, name: str, rows: Sequence[Row], width: int) -> Markup:
     x = lanes.across(least, most)
     for value in lanes.ticks(least, most):
         body.append(rule(x(value), lanes.top - 6, lanes.bottom, "grid"))
-        body.append(text(x(value), lanes.bottom + 14, f"{value * 100:g}%", "middle"))
+        body.append(below(x(value), lanes.bottom + 14, f"{value * 100:g}%", width))
     for number, row in enumerate(ordered):
         body += _row(row, x, lanes, number)
     items = [("part-holds", "forecast"), ("key-degraded", "emulated, least to greatest"), ("mark-bad", "the paper")]

@@ -15,7 +15,7 @@ from harness.papers.reft.odds import LARGE, Odds
 from harness.papers.reft.schemes import NUM_NODES
 from harness.papers.reft.text import sections
 from harness.papers.views import gate_line, styles
-from harness.report.drawing import Rows, Scale, both_widths, figure, heading, legend, rect, rule, text
+from harness.report.drawing import Rows, Scale, below, both_widths, figure, heading, legend, rect, rule
 from harness.report.templates import template
 
 _TEMPLATE = "page.html.j2"
@@ -47,7 +47,7 @@ def _plot(odds: Sequence[Odds], num_nodes: int, width: int) -> Markup:
     x = rows.across(0.0, 1.0)
     for value in rows.ticks(0.0, 1.0):
         body.append(rule(x(value), rows.top - 6, rows.bottom, "grid"))
-        body.append(text(x(value), rows.bottom + 14, f"{value:g}", "middle"))
+        body.append(below(x(value), rows.bottom + 14, f"{value:g}", width))
     for number, one in enumerate(mine):
         body.append(rows.name(number, f"{one.scheme}, {one.num_lost} lost"))
         body += _row(one, x, rows.middle(number))

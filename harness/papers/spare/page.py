@@ -20,6 +20,7 @@ from harness.report.drawing import (
     Scale,
     axis_across,
     axis_up,
+    below,
     both_widths,
     figure,
     heading,
@@ -98,7 +99,7 @@ def _gains(sensitive: Sequence[Sensitivity], width: int) -> Markup:
     x = rows.across(0.0, top)
     for value in rows.ticks(0.0, top):
         body.append(rule(x(value), rows.top - 6, rows.bottom, "grid"))
-        body.append(text(x(value), rows.bottom + 14, f"{value:.0%}", "middle"))
+        body.append(below(x(value), rows.bottom + 14, f"{value:.0%}", width))
     for number, one in enumerate(sensitive):
         at = rows.middle(number)
         name = one.assumed or "default reading"

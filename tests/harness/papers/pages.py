@@ -1,8 +1,16 @@
-"""What a page of a paper refers to."""
+"""What a page of a paper refers to, and its text whatever the width of the terminal."""
 
 from __future__ import annotations
 
 from html.parser import HTMLParser
+
+WIDE = 10_000
+"""Cells in which every table has a line for each row."""
+
+
+def one_line(text: str) -> str:
+    """The words of `text`, however its lines are wrapped."""
+    return " ".join(text.split())
 
 
 class Links(HTMLParser):

@@ -12,9 +12,8 @@ from harness.papers.reft.check import check
 from harness.papers.reft.page import render
 from harness.papers.reft.real.measured import FILE, FORMAT, read_measured
 from harness.papers.reft.text import check_text, sections
-from harness.papers.views import table
 from mecefo_runtime.system.json_values import to_json
-from tests.harness.papers.pages import Links
+from tests.harness.papers.pages import WIDE, Links, one_line
 from tests.harness.papers.reft.made import measured_of, saving_of
 
 pytestmark = pytest.mark.unit
@@ -26,7 +25,7 @@ def found():
 
 
 def test_every_gate_claim_table_and_open_question_is_in_all_three(found) -> None:
-    text, page, document = check_text(found), render(found), found.to_dict()
+    text, page, document = one_line(check_text(found, WIDE)), render(found), found.to_dict()
     told = json.dumps(document)
     for gate in found.gates:
         assert gate.name in text and gate.name.replace("'", "&#39;") in page and gate.name in told
@@ -35,7 +34,7 @@ def test_every_gate_claim_table_and_open_question_is_in_all_three(found) -> None
             assert words in text and words.replace("'", "&#39;") in page and words in told
     for section in sections(found):
         assert section.title in text and section.title.replace("'", "&#39;") in page
-        assert "\n".join(table(section.head, section.rows, section.left)) in text
+        assert one_line(" ".join(section.table().lines(WIDE))) in text
         assert all(len(row) == len(section.head) for row in section.rows)
     assert text.count("what would decide it") == len(document["open"]) == page.count("What would decide it")
     assert "0.50" in text and "a machine" in text
@@ -44,7 +43,7 @@ def test_every_gate_claim_table_and_open_question_is_in_all_three(found) -> None
 def test_the_page_needs_nothing_from_elsewhere(found) -> None:
     links = Links(render(found))
     assert links.targets == [] and "script" not in links.tags
-    assert links.tags.count("svg") == 2
+    assert links.tags.count("svg") == 2 * 2, "each for a screen and for a phone"
 
 
 def test_what_came_with_this_version_was_measured_enough_and_decides_every_gate(tmp_path: Path) -> None:

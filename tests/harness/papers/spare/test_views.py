@@ -14,8 +14,7 @@ from harness.papers.spare.page import render
 from harness.papers.spare.simulated import FILE, Row, Simulated, parse_row, read_simulated, simulate_all, wanted_rows
 from harness.papers.spare.simulation import simulate
 from harness.papers.spare.text import check_text, sections
-from harness.papers.views import table
-from tests.harness.papers.pages import Links
+from tests.harness.papers.pages import WIDE, Links, one_line
 from tests.harness.papers.spare.made import outcome_of, simulated_of
 
 pytestmark = pytest.mark.unit
@@ -75,7 +74,7 @@ def test_what_was_not_simulated_is_undecided(simulated) -> None:
 
 
 def test_every_gate_claim_table_and_open_question_is_in_all_three(good) -> None:
-    text, page, document = check_text(good), render(good), good.to_dict()
+    text, page, document = one_line(check_text(good, WIDE)), render(good), good.to_dict()
     told = json.dumps(document)
     for gate in good.gates:
         assert gate.name in text and gate.name.replace("'", "&#39;") in page and gate.name in told
@@ -84,7 +83,7 @@ def test_every_gate_claim_table_and_open_question_is_in_all_three(good) -> None:
             assert words in text and words.replace("'", "&#39;") in page and words in told
     for section in sections(good):
         assert section.title in text and section.title.replace("'", "&#39;") in page
-        assert "\n".join(table(section.head, section.rows, section.left)) in text
+        assert one_line(" ".join(section.table().lines(WIDE))) in text
         assert all(len(row) == len(section.head) for row in section.rows)
     assert text.count("what would decide it") == len(document["open"]) == page.count("What would decide it")
     assert "comes to no end" in page and "neither comes to an end" in text
@@ -93,7 +92,7 @@ def test_every_gate_claim_table_and_open_question_is_in_all_three(good) -> None:
 def test_the_page_needs_nothing_from_elsewhere(good) -> None:
     links = Links(render(good))
     assert links.targets == [] and "script" not in links.tags
-    assert links.tags.count("svg") == 4
+    assert links.tags.count("svg") == 2 * 4, "each for a screen and for a phone"
 
 
 def test_what_came_with_this_version_has_every_row_and_passes(tmp_path: Path) -> None:
