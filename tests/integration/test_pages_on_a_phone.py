@@ -49,7 +49,7 @@ PAGES = {
     "forecast": lambda: forecast_page(checks.forecast()),
     **{f"paper {name}": lambda name=name: checks.PAPERS[name]().page() for name in checks.PAPERS},
 }
-# Of every text of a picture that is shown: (its words, pixels of its letters, whether a part is outside of the picture).
+# Of every text of a picture that is shown: (its words, pixels of its letters, whether a part is cut off).
 TEXTS = """() => {
     document.querySelectorAll('details').forEach(details => details.open = true);
     return [...document.querySelectorAll('svg text')].filter(text => text.checkVisibility()).map(text => {
