@@ -36,9 +36,14 @@ class Section:
         return Table(self.head, self.rows, self.left, self.begins)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] | None = None) -> Iterator[Table]:
-    """The table, whose columns `left`, by default the first and the last, are words."""
-    yield Table(head, rows, (0, len(head) - 1) if left is None else left)
+def table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    left: Collection[int] | None = None,
+    begins: Collection[int] = (),
+) -> Iterator[Table]:
+    """The table, whose columns `left`, by default the first and the last, are words. `begins`: see `Table`."""
+    yield Table(head, rows, (0, len(head) - 1) if left is None else left, begins)
 
 
 def measured_text(figure: Measured | None, form: str, factor: float = 1.0) -> str:

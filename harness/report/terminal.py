@@ -301,7 +301,10 @@ class _Report:
         *before, label = textwrap.wrap(label, self._label_cells) or [""]
         for line in before:
             self._line((f"  {line}", style))
-        text = f"  {label:<{self._label_cells}} {value:<11}"
+        if 3 + self._label_cells + len(value) > self._width:
+            self._line((f"  {label}", style))
+            label = ""
+        text = f"  {label:<{max(0, min(self._label_cells, self._width - len(value) - 3))}} {value:<11}"
         room = min(_MAX_BAR_CELLS, self._width - len(text) - 1)
         bar = "" if share is None or room < 4 else ("█" if self._unicode else "#") * round(share * room)
         self._line((text, style), (f" {bar}", "cyan"))

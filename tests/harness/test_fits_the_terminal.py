@@ -2,8 +2,8 @@
 
 The rule: no line is wider than the terminal, as a terminal counts cells (two for a wide character, none for a
 combining one). What may be wider, because it is to be copied or read by a program: a word, such as a path; a command,
-alone on its line or in backquotes; JSON, YAML and completion scripts; an error with its file and line. Messages on
-standard error are one line each, for the logs of CI.
+alone on its line or in backquotes; JSON, YAML and completion scripts; an error with its file and line; and in a pipe
+the list of runs, which has a line for each. Messages on standard error are one line each, for the logs of CI.
 """
 
 import re
@@ -101,7 +101,8 @@ def test_the_rule_finds_what_breaks_it():
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_commands_fit(command, width, capsys, runs):
+def test_commands_fit(command, width, capsys, runs, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     run_cli(list(command))
     out = capsys.readouterr().out
     assert out and too_wide(out, width) == []

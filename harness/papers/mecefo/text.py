@@ -43,7 +43,12 @@ def _parts(check: Check) -> Iterator[str | Table]:
     for title, rows in blocks(check):
         yield ""
         yield title
-        yield from table(COLUMNS, [row_cells(row) for row in rows], left=(0, 13, 14))
+        yield from table(
+            COLUMNS,
+            [row_cells(row) for row in rows],
+            left=(0, 13, 14),
+            begins=(COLUMNS.index("emulated"), COLUMNS.index("verdict")),
+        )
     yield ""
     yield "verdicts under high, with reasons"
     for row in check.rows:

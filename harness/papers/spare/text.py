@@ -112,6 +112,7 @@ def _sensitivity(sensitive: Sequence[Sensitivity]) -> Section:
         "median time to train with the paper's best redundancies, and how much less SPARe takes; -: it comes to no end",
         ("assumed otherwise", *(word for size in SIZES for word in (f"SPARe, N={size}", "replication", "less"))),
         tuple((assumed or "nothing: the default", *cells) for assumed, cells in by_assumed.items()),
+        begins=(1, 4, 7),
     )
 
 

@@ -26,7 +26,7 @@ from harness.papers.spare import page as spare_page
 from harness.papers.spare import text as spare_text
 from harness.papers.spare.simulated import read_simulated
 from tests.harness.forecast.test_study import CLUSTER
-from tests.harness.papers.mecefo.made import UNDILATED
+from tests.harness.papers.mecefo.made import FAULT_FREE, UNDILATED
 
 # Where no results of one's own are: what came with this version.
 NOWHERE = Path("/no/such/folder")
@@ -51,7 +51,7 @@ def forecast() -> Study:
 
 @cache
 def of_mecefo() -> Shown:
-    found = mecefo.check(shipped_results(), shipped_forecasts(), shipped_convergence(), UNDILATED)
+    found = mecefo.check(shipped_results(), shipped_forecasts(), shipped_convergence(), UNDILATED, FAULT_FREE)
     return Shown(lambda width: mecefo_text.check_text(found, width), lambda: mecefo_page.render(found))
 
 

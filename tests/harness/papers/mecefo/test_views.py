@@ -20,7 +20,7 @@ from harness.papers.mecefo.setting import METHODS
 from harness.papers.mecefo.text import check_text
 from tests.harness.papers.mecefo.made import FAULT_FREE, UNDILATED, cell_of, result_of, results_of, run_of
 from tests.harness.papers.mecefo.test_turning import HOLDING
-from tests.harness.papers.pages import Links
+from tests.harness.papers.pages import WIDE, Links, one_line
 
 pytestmark = pytest.mark.unit
 
@@ -38,7 +38,7 @@ def test_what_was_measured_undilated_is_in_all_three(found):
 
 
 def test_every_gate_and_verdict_and_open_question_is_in_all_three(found):
-    text, page, document = check_text(found), render(found), json.dumps(found.to_dict())
+    text, page, document = one_line(check_text(found, WIDE)), render(found), json.dumps(found.to_dict())
     for gate in found.gates:
         assert gate.name in text and gate.name in page and gate.name in document
     assert "0.42%" in text and "0.42%" in page
