@@ -9,9 +9,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from chaos.faults.phase_steps import PhaseSteps
-from mecefo_runtime.system.command_records import CheckpointBegun, RankRaised
+from mecefo_runtime.system.command_records import CheckpointBegun, RankRaised, TrainingEntered
 from mecefo_runtime.system.events import Event
-from mecefo_runtime.system.job_records import CheckpointFailed, CheckpointWritten, ProcessExited, StepCommitted
+from mecefo_runtime.system.job_records import (
+    CheckpointFailed,
+    CheckpointWritten,
+    ProcessExited,
+    Regrouped,
+    StepCommitted,
+)
 from mecefo_runtime.system.record import Record
 from mecefo_runtime.system.records import parse
 
@@ -20,7 +26,9 @@ _KEPT_SAVES = 64
 _KEPT_ENDINGS = 1000
 _OF_ENDINGS = (CheckpointFailed, ProcessExited, RankRaised)
 _OF_SAVES = (CheckpointBegun, CheckpointWritten, CheckpointFailed)
-_ALWAYS_READ = frozenset(record.KIND for record in (StepCommitted, *_OF_SAVES, *_OF_ENDINGS))
+# Of jobs of our own and of commands: from then on a step is under way.
+_OF_BEGINNINGS = (Regrouped, TrainingEntered, StepCommitted)
+_ALWAYS_READ = frozenset(record.KIND for record in (*_OF_SAVES, *_OF_BEGINNINGS, *_OF_ENDINGS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,8 @@ class Watch:
     def __init__(self) -> None:
         # The first step that was committed, None before it.
         self.first_step: int | None = None
+        # Whether a step was under way, as far as that can be seen.
+        self.has_begun = False
         # What scripts saved of late.
         self.saves: deque[CheckpointWritten] = deque(maxlen=_KEPT_SAVES)
         # How ranks ended of late, and what they could not save.
@@ -79,6 +89,7 @@ class Watch:
             return
         if isinstance(record, _OF_SAVES) and record.rank is not None and record.step is not None:
             self.phases.saved(record.rank, record.step)
+        self.has_begun = self.has_begun or isinstance(record, _OF_BEGINNINGS)
         if isinstance(record, StepCommitted) and record.step is not None and record.step > self.last_step:
             self.first_step = record.step if self.first_step is None else self.first_step
             committed = record.committed_seconds

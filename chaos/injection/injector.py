@@ -246,7 +246,8 @@ class Injector:
     async def _inject(self, armed: Armed) -> None:
         incident, fault = armed.incident, armed.fault
         step = armed.moment[0] if armed.moment is not None else incident.trigger.step
-        step = self._context.watch.last_step + 1 if step is None else step
+        if step is None and self._context.watch.has_begun:
+            step = self._context.watch.last_step + 1
         try:
             reason = None if self._may_fire is None else self._may_fire(self._affected.ranks, incident)
             if reason is None and fault.exclusive is not None:
@@ -280,7 +281,7 @@ class Injector:
             self._order.end(fault)
             self._release(armed, step)
 
-    async def _act(self, armed: Armed, act: Act, step: int) -> None:
+    async def _act(self, armed: Armed, act: Act, step: int | None) -> None:
         incident, fault = armed.incident, armed.fault
         began = time.monotonic()
         took_effect = await fault.apply(act, self._context)
@@ -325,7 +326,7 @@ class Injector:
         finally:
             lifetime.cancel()
 
-    async def _verify(self, armed: Armed, act: Act, step: int, began: float) -> None:
+    async def _verify(self, armed: Armed, act: Act, step: int | None, began: float) -> None:
         more: dict[str, Any] = {}
         try:
             evidence = await self._seen(armed.fault, act)
@@ -367,7 +368,7 @@ class Injector:
             found = fault.recognises(act, self._context, endings)
         return found
 
-    async def _lifetime(self, incident: Incident, fault: Fault[Any], step: int) -> None:
+    async def _lifetime(self, incident: Incident, fault: Fault[Any], step: int | None) -> None:
         """Until the fault is to end: at once where it has no lifetime, at the latest with the job."""
         if not fault.lasts():
             return
@@ -376,14 +377,14 @@ class Injector:
         if lifetime is not None and lifetime.seconds is not None:
             waits.append(asyncio.create_task(asyncio.sleep(lifetime.seconds)))
         elif lifetime is not None and lifetime.steps is not None:
-            waits.append(asyncio.create_task(self._context.watch.wait_for_step(step + lifetime.steps - 1, None)))
+            waits.append(asyncio.create_task(self._context.watch.wait_for_step((step or 1) + lifetime.steps - 1, None)))
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
 
-    async def _undo(self, armed: Armed, act: Act, step: int) -> None:
+    async def _undo(self, armed: Armed, act: Act, step: int | None) -> None:
         incident, fault = armed.incident, armed.fault
         try:
             ended_seconds = await self._lift(fault, act)
@@ -404,7 +405,7 @@ class Injector:
                 raise
             raise HealError(f"the end of {fault.kind} broke down: {error!r}") from error
 
-    def _release(self, armed: Armed, step: int) -> None:
+    def _release(self, armed: Armed, step: int | None) -> None:
         if armed.arrived:
             ranks, nodes = armed.held_ranks, armed.held_nodes
             armed.release()

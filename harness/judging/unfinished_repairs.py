@@ -46,7 +46,8 @@ def _unfinished(incident: MeasuredIncident, timeline: Timeline) -> UnfinishedRep
         due = (incident.step or 0) + incident.repair_steps
         # After its last step nobody has to come back any more.
         is_due = due <= timeline.last_step and due < (timeline.steps_planned or due + 1)
-        when = f"{count(incident.repair_steps, 'step')} after step {incident.step}"
+        since = "its injection before the first step" if incident.step is None else f"step {incident.step}"
+        when = f"{count(incident.repair_steps, 'step')} after {since}"
     elif incident.repair_seconds is not None:
         due_seconds = (incident.injected or 0.0) + incident.repair_seconds
         is_due = due_seconds + _SLACK_SECONDS < timeline.steps.first[-1].committed_seconds

@@ -292,4 +292,6 @@ def _stage(incident: MeasuredIncident) -> str:
 def _trigger(incident: MeasuredIncident, plan: PlannedIncident | None) -> str:
     if incident.step is not None:
         return f" at step {incident.step}"
+    if incident.injected is not None:
+        return " before the first step"
     return f" after {plan.at_seconds:g} s" if plan is not None and plan.at_seconds is not None else ""

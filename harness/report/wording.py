@@ -186,8 +186,10 @@ def comparable_baseline(summary: Summary) -> float | None:
 
 
 def moment(incident: IncidentSummary) -> str:
-    """`at step 300 (backward)`; empty where it fired at a time, or not at all."""
-    return "" if incident.step is None else when({"step": incident.step, "phase": incident.phase})
+    """`at step 300 (backward)`, or `before the first step`; empty where it did not fire, and is due at a time."""
+    if incident.step is None:
+        return "before the first step" if incident.injected else ""
+    return when({"step": incident.step, "phase": incident.phase})
 
 
 def incident_title(incident: IncidentSummary) -> str:

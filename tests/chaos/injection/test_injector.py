@@ -362,19 +362,30 @@ def test_two_incidents_at_one_place_both_fire(tmp_path):
     assert stage.trace.index("release 2") > last_act, "it goes on only when both have been seen"
 
 
-def test_a_fault_at_a_time_belongs_to_the_step_under_way(tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "last_step", "step"),
+    [
+        ("step_committed", 7, 8),
+        # The first step has begun, and is not committed.
+        ("regrouped", 0, 1),
+        ("training_entered", None, 1),
+        # None has begun.
+        ("rank_started", None, None),
+    ],
+)
+def test_a_fault_at_a_time_belongs_to_the_step_under_way_if_there_is_one(tmp_path, kind, last_step, step):
     stage = Stage(tmp_path, incident(trigger=Trigger(at_seconds=0.02)))
 
     async def run():
         stage.injector.start()
-        stage.injector.on_event(Event("step_committed", "rank", 0.0, 0.0, 1, step=7))
+        stage.injector.on_event(Event(kind, "rank", 0.0, 0.0, 1, step=last_step))
         while "undone" not in stage.trace:
             await asyncio.sleep(0.001)
         await stage.injector.finish()
 
     with stage.ledger:
         asyncio.run(asyncio.wait_for(run(), 10.0))
-    assert {step for _, step, _ in stage.events} == {8}
+    assert {told for _, told, _ in stage.events} == {step}
     assert stage.fields("injected")["held_ranks"] == []
 
 

@@ -13,11 +13,15 @@ from harness.judging.summary import IncidentSummary
 from harness.live.lines import PlainView
 from harness.live.live import LiveView
 from harness.report import html, wording
+from harness.report.github import markdown
+from harness.report.story import story
 from harness.report.terminal import render
 from tests.harness import synthetic
-from tests.harness.analysis.test_attempts import LAST, restarted
+from tests.harness.analysis.test_attempts import LAST, Log, restarted
 
 pytestmark = pytest.mark.unit
+
+PLAN = {"incident": 0, "fault": "kill-process", "target": "rank=1", "phase": "forward"}
 
 
 def terminal(events):
@@ -84,3 +88,52 @@ def test_the_page_names_the_bands_that_are_seen_and_steps_that_were_done_again()
     assert signs(page, "speed-over-time") == {"fault active, or ranks missing", "stalled"}
     assert signs(page, "loss") == {"fault active, or ranks missing"}
     assert "recomputed; committed" not in page
+
+
+def before_the_first_step(is_verified):
+    """A fault at a time, before a command's ranks have begun their first step; then the command has ended."""
+    log = Log()
+    log.events[1] = replace(log.events[1], fields={"incidents": [{**PLAN, "step": None, "at_seconds": 3.0}]})
+    log.attempt(1)
+    told = {"incident": 0, "fault": "kill-process", "is_loss": True, "ranks": [1], "target": "rank=1"}
+    log.tell("injected", **told, phase="forward")
+    if is_verified:
+        log.tell("verified", incident=0, evidence={"summary": "gone"})
+    else:
+        log.tell("unverified", incident=0, reason="still running")
+    log.tell("undone", incident=0)
+    log.tell("job_failed", reason="the command was killed by SIGKILL", exit=-9)
+    return log.end("failed")
+
+
+@pytest.mark.parametrize("is_verified", [True, False])
+def test_nothing_that_happened_before_the_first_step_is_told_with_a_step(is_verified):
+    events = before_the_first_step(is_verified)
+    summary = summarize(events)
+    texts = {
+        "terminal": terminal(events),
+        "page": re.sub(r"<(style|script).*?</\1>", "", html.render(summary, events), flags=re.DOTALL),
+        "story": " ".join(story(summary)),
+        "GitHub": markdown(summary, None),
+        "lines": in_lines(events),
+        "live view": on_a_terminal(events),
+    }
+    for name, text in texts.items():
+        assert not re.search(r"\bstep 1\b", text), name
+    for name in ("terminal", "page", "GitHub", "live view"):
+        assert "before the first step" in texts[name], name
+
+
+def in_lines(events):
+    stream = io.StringIO()
+    with PlainView(stream) as view:
+        for event in events:
+            view.feed(event)
+    return stream.getvalue()
+
+
+def on_a_terminal(events):
+    view = LiveView(Console(file=io.StringIO(), force_terminal=True, width=160, height=60))
+    for event in events:
+        view.feed(event)
+    return view.render().plain
