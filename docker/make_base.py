@@ -38,7 +38,11 @@ DEBIAN_PACKAGES = (
     *("libc6", "libgcc-s1", "libstdc++6"),
 )
 # Without these nothing runs; of the others, what is missing here is missing there.
-NEEDED_PACKAGES = {"base-passwd", "coreutils", "dash", "iproute2", "iptables", "libc6", "libstdc++6", "util-linux"}
+NEEDED_PACKAGES = {
+    *("base-passwd", "coreutils", "dash", "libc6", "libstdc++6"),
+    # docker/Dockerfile would install them with apt-get, which such a base lacks.
+    *("iproute2", "iptables", "nftables", "procps", "util-linux"),
+}
 # Made when a package is installed, so that no package lists them; of accounts, those that every Debian has.
 SYSTEM_FILES = {
     "/etc/passwd": "/usr/share/base-passwd/passwd.master",
@@ -134,15 +138,21 @@ class Image:
             self._tar.addfile(info)
 
 
-def add_system(image: Image) -> None:
-    """The programs of the Debian packages, and what stands in /etc for them."""
+def system_files() -> list[str]:
+    """The files of the Debian packages, as far as these are on this machine."""
     words = ["dpkg", "--listfiles", *DEBIAN_PACKAGES]
     listed = subprocess.run(words, env={**os.environ, "LC_ALL": "C"}, capture_output=True, text=True, check=False)
     missing = set(re.findall(r"'(\S+)' is not installed", listed.stderr))
-    if missing & NEEDED_PACKAGES or (listed.returncode and not missing):
-        wanted = ", ".join(sorted(missing & NEEDED_PACKAGES)) or listed.stderr.strip()
-        raise SystemExit(f"not installed here: {wanted}. apt-get install them first")
-    for line in listed.stdout.splitlines():
+    if needed := sorted(missing & NEEDED_PACKAGES):
+        raise SystemExit(f"this machine lacks {', '.join(needed)}: apt-get install {' '.join(needed)}")
+    if listed.returncode and not missing:
+        raise SystemExit(listed.stderr.strip())
+    return listed.stdout.splitlines()
+
+
+def add_system(image: Image, files: Iterable[str]) -> None:
+    """The programs of the Debian packages, and what stands in /etc for them."""
+    for line in files:
         path = Path(line)
         if not NOT_SYSTEM.match(line) and (path.is_symlink() or path.is_file()):
             image.add(path, line.lstrip("/"))
@@ -244,6 +254,7 @@ def main() -> None:
             raise SystemExit(f"{program} is not here: this needs Docker, on Debian or what is made of it")
     started = time.monotonic()
     # What is missing is said before the import begins: half a stream would be one more error.
+    files = system_files()
     packages = find_packages(["pip"] if chosen.bare else requirements())
     settings = [f"ENV PATH={PATH}", "ENV LANG=C.UTF-8", "ENV PIP_CERT=/etc/ssl/certs/ca-certificates.crt"]
     changes = [word for setting in (*settings, 'CMD ["python3"]') for word in ("--change", setting)]
@@ -251,7 +262,7 @@ def main() -> None:
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as importer:
         assert importer.stdin is not None
         image = Image(importer.stdin)  # type: ignore[arg-type]
-        add_system(image)
+        add_system(image, files)
         add_python(image)
         for found in packages.values():
             add_distribution(image, found)
