@@ -35,6 +35,11 @@ def command_line() -> str:
 Every command, with every option: for those who look one up. `chaos COMMAND --help` says the same.
 
 `chaos` is installed twice, as `mecefo-chaos` too, since Chaos Toolkit brings a `chaos` of its own.
+
+Results go to standard output, messages and progress to standard error: with `--json` standard output is one document.
+Text fits the terminal (`COLUMNS` where it is set, 80 columns without a terminal): a table that is too wide is printed
+in parts, each with the columns that name its rows. A command that works for more than two seconds shows on standard
+error how far it is: on a terminal in one line, elsewhere with a line after two seconds and then every half minute.
 """
     commands = [cli.commands[name] for name in cli.list_commands(context)]
     return head + "".join(_command(command, context) for command in commands)
