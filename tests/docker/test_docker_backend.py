@@ -169,7 +169,7 @@ def test_a_network_that_is_removed_by_hand_is_named(tmp_path):
         name = run_of(tmp_path / "state")
         remove_network(name)
         assert run.wait() == 3
-    assert f"the run's network mecefo-chaos-{name} is gone: it was removed" in run.stderr
+    assert f"the run's network mecefo-chaos-{name} is gone: it was removed" in " ".join(run.stdout.split())
     assert_gone(name, 0.0)
 
 
