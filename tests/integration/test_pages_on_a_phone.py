@@ -1,7 +1,5 @@
 """Every kind of page on a phone of 390 pixels: it fits, its pictures can be read, and no word in them is cut off."""
 
-import shutil
-
 import pytest
 from markupsafe import Markup
 
@@ -9,23 +7,17 @@ from harness.comparison.page import render as comparison_page
 from harness.comparison.verdicts import judge_comparison
 from harness.forecast.page import render as forecast_page
 from harness.judging.summarize import summarize
-from harness.report import pictures
 from harness.report.html import render as report_page
+from tests.chromium import PATIENCE_MILLISECONDS, chromium, needs_chromium
 from tests.harness import synthetic
 from tests.harness.comparison.samples import run_set, sample
 from tests.harness.papers import checks
 from tests.harness.synthetic import Fault
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = next((found for name in pictures.BROWSERS if (found := shutil.which(name))), None)
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason=f"none of {', '.join(pictures.BROWSERS)} is installed"),
-]
+pytestmark = [pytest.mark.browser, needs_chromium]
 
-# Much longer than anything takes on a busy machine.
-PATIENCE_MILLISECONDS = 300_000
 PHONE, DESKTOP = {"width": 390, "height": 844}, {"width": 1200, "height": 800}
 LEAST_PIXELS = 11.0
 MANY_FAULTS = [Fault(step=10 + 8 * index, node=index % 4, repair_steps=3) for index in range(12)]
@@ -64,12 +56,8 @@ TEXTS = """() => {
 
 @pytest.fixture(scope="module")
 def browser():
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"], timeout=PATIENCE_MILLISECONDS
-        )
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

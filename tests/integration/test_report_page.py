@@ -1,7 +1,6 @@
 """The HTML report in a real browser: in light and dark, on a phone and on paper, without a network."""
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -9,20 +8,15 @@ import pytest
 from harness.judging.summarize import summarize
 from harness.report import pictures
 from harness.report.html import render
+from tests.chromium import PATIENCE_MILLISECONDS, chromium, needs_chromium
 from tests.harness import synthetic
 from tests.harness.analysis.test_attempts import restarted
 from tests.harness.synthetic import Fault
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = next((found for name in pictures.BROWSERS if (found := shutil.which(name))), None)
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason=f"none of {', '.join(pictures.BROWSERS)} is installed"),
-]
+pytestmark = [pytest.mark.browser, needs_chromium]
 
-# Much longer than anything takes on a busy machine.
-PATIENCE_MILLISECONDS = 300_000
 DESKTOP, PHONE = {"width": 1200, "height": 800}, {"width": 360, "height": 640}
 LOGS = {
     "one kill": {},
@@ -79,12 +73,8 @@ COLOURS = """() => {
 
 @pytest.fixture(scope="module")
 def browser():
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"], timeout=PATIENCE_MILLISECONDS
-        )
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

@@ -15,14 +15,11 @@ import pytest
 
 from chaos.experiment.schema import json_schema
 from chaos.faults import registry
+from tests.chromium import PATIENCE_MILLISECONDS, chromium, needs_chromium
 from tests.manual.documents import ROOT
 
 pytestmark = pytest.mark.browser
 
-# Much longer than a browser takes on a busy machine.
-TIMEOUT_MILLISECONDS = 300_000
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 PAGES = (
     "index",
     "tutorials/first-run",
@@ -131,19 +128,13 @@ def address(site):
 
 @pytest.fixture(scope="module")
 def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"], timeout=TIMEOUT_MILLISECONDS
-        )
+    with chromium() as started:
         yield started
-        started.close()
 
 
 def opened(browser, *, width=1280, scheme="light"):
     page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
-    page.set_default_timeout(TIMEOUT_MILLISECONDS)
+    page.set_default_timeout(PATIENCE_MILLISECONDS)
     return page
 
 
