@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from chaos.in_process.agent import Agent
-from chaos.spec.trigger import PHASES
+from chaos.language.trigger import PHASES
 from mecefo_runtime.system.dilation import Pacer
 from mecefo_runtime.system.events import Emitter, SocketSink
 from mecefo_runtime.system.process import ProcessId, start_child

@@ -29,9 +29,9 @@ from chaos.host.run_processes import processes_of
 from chaos.in_process.hang import WITNESS_NAME
 from chaos.injection.agent_sessions import AgentSessions
 from chaos.injection.injector import Injector
+from chaos.language.target import ResolvedTarget
+from chaos.language.trigger import Duration, Trigger
 from chaos.plan.incident import Incident
-from chaos.spec.target import ResolvedTarget
-from chaos.spec.trigger import Duration, Trigger
 from chaos.undo import run_registry
 from chaos.undo.guard import Guard
 from chaos.undo.heal import heal

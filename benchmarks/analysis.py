@@ -30,7 +30,7 @@ ROUNDS, QUICK_ROUNDS = 3, 1
 NUM_KILLS = 4
 LOOK_STEPS = 20
 NUM_TENSORS = 24
-_ENTRY = "import sys; from chaos.cli import run_cli; sys.exit(run_cli(sys.argv[1:]))"
+_ENTRY = "import sys; from mecefo_chaos.cli.main import run_cli; sys.exit(run_cli(sys.argv[1:]))"
 _HERE = Path(__file__).parents[1]
 
 

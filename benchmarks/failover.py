@@ -27,7 +27,7 @@ from benchmarks.peers.rounds import NOTES, Entry, peer_entries, run_rounds
 from chaos.experiment.experiment import Experiment
 from chaos.experiment.job import Job
 from chaos.experiment.reading import from_mapping
-from chaos.spec.trigger import PHASES as PHASES_OF_STEP
+from chaos.language.trigger import PHASES as PHASES_OF_STEP
 from harness.judging.summary import Summary
 
 KINDS = ("kill-node", "kill-process")

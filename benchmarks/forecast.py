@@ -24,13 +24,13 @@ from chaos.errors import ChaosError
 from chaos.experiment.job import Job
 from chaos.host.run_files import EVENTS_FILE
 from harness.analysis.state import RunState, state_of
-from harness.forecast.forecast import rates_of
-from harness.forecast.model import JobModel, Loss, Policy, Rating, Recovery
-from harness.forecast.pipeline import rate
-from harness.forecast.simulation import simulate
 from harness.judging.summary import Summary
 from harness.run.execute import execute
 from harness.store.log import read_events
+from mecefo_chaos.studies.forecast.forecast import rates_of
+from mecefo_chaos.studies.forecast.model import JobModel, Loss, Policy, Rating, Recovery
+from mecefo_chaos.studies.forecast.pipeline import rate
+from mecefo_chaos.studies.forecast.simulation import simulate
 from mecefo_runtime.job.config import quality_of
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout

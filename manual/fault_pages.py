@@ -8,10 +8,10 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from typing import Any
 
-from chaos.commands.faults import default_text, describe
 from chaos.faults import registry
 from manual.examples import EXAMPLES, Example
 from manual.pictures import PICTURES
+from mecefo_chaos.cli.faults import default_text, describe
 
 _FIDELITY = {
     "real": "**real**: it is the thing itself",

@@ -38,7 +38,7 @@ def take(kind: str, folder: Path) -> str:
     if example.file is not None:
         (folder / (example.name or example.arguments)).write_text(example.file)
     arguments = ["--out", "runs", "--json", *shlex.split(example.arguments)]
-    command = [sys.executable, "-c", "from chaos.cli import main; main()", "run", *arguments]
+    command = [sys.executable, "-m", "mecefo_chaos", "run", *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode not in _WITH_A_RUN:
         raise RuntimeError(f"{example.command} ended with {done.returncode}:\n{done.stderr}")

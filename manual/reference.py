@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from chaos.cli import cli
-from chaos.commands.faults import accepts
 from chaos.experiment.fault_spec import FAULT_KEYS
 from chaos.experiment.schema import json_schema
+from mecefo_chaos.cli.faults import accepts
+from mecefo_chaos.cli.main import cli
 
 # Model of the schema, the key under which it stands in a file, and what there is to be said of it.
 _SECTIONS = (

@@ -1,5 +1,5 @@
-"""The entry points of the installed package, under a name that no other project's folders have.
+"""What stands above everything: the entry points of the installed package, the command line, and the studies.
 
-`chaos` and `harness` are words that others use, too: what starts here finds ours by their place. Nothing else belongs
-here.
+The name is one that no other project's folders have. `chaos` and `harness` are words that others use, too: what starts
+here finds ours by their place.
 """

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
-from chaos.cli import run_cli
 from harness.judging.gates import Gate
 from harness.judging.verdict import EXIT_CODES
 from harness.pytest.marked_run import experiment_of, said_by
 from harness.report.reproduction import ARTIFACT_VARIABLE
+from mecefo_chaos.cli.main import run_cli
 from tests.harness.pytest.test_pytest_plugin import PLUGIN
 
 pytest_plugins = "pytester"
@@ -177,7 +177,7 @@ def test_the_github_job_runs_and_leaves_what_it_uploads(tmp_path):
     (tmp_path / "train.py").write_text(script)
     (job,) = GITHUB["jobs"].values()
     done = subprocess.run(
-        [sys.executable, "-c", "from chaos.cli import main; main()", *shlex.split(line)[1:]],
+        [sys.executable, "-m", "mecefo_chaos", *shlex.split(line)[1:]],
         cwd=tmp_path,
         env={
             **os.environ,

@@ -64,7 +64,7 @@ def test_the_sdist_holds_what_is_told_of_it(tmp_path):
         (about,) = [name for name in sdist.getnames() if name.endswith("/PKG-INFO")]
         metadata = message_from_bytes(sdist.extractfile(about).read())
     # The hook itself, too: a wheel is built from this.
-    assert {"pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "chaos/cli.py"} <= names
+    assert {"pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "mecefo_chaos/cli/main.py"} <= names
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert f"{SOURCE}/docs/" in metadata.get_payload()
     assert len(metadata.get_all("Project-URL")) == 4

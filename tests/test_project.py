@@ -19,11 +19,11 @@ import pytest
 import yaml
 from click import Command, Group
 
-from chaos.cli import cli, run_cli
 from chaos.errors import UsageError
 from chaos.faults import registry
 from harness.judging.metrics import METRICS
 from harness.judging.verdict import EXIT_CODES
+from mecefo_chaos.cli.main import cli, run_cli
 from mecefo_runtime import planners
 from mecefo_runtime.system.record import required_keys_of
 from mecefo_runtime.system.records import RECORDS
@@ -56,7 +56,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         *(
             *("plain_text", "user_files"),
             "errors",
-            "spec",
+            "language",
             "host",
             "in_process",
             "faults",
@@ -67,15 +67,13 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
             "injection",
             "agent",
         ),
-        *("commands", "cli", "__main__"),
     ),
     "harness": (
         *("analysis", "store", "network", "control", "judging", "live", "backends", "doctor", "report", "exporter"),
-        *("forecast", "run", "comparison", "papers", "pytest"),
+        *("run", "comparison", "pytest"),
     ),
+    "mecefo_chaos": ("module", "pytest_plugin", "studies", "cli", "__main__"),
 }
-# The command and its subcommands: they may use everything.
-ROOF = ("chaos.cli", "chaos.commands", "chaos.__main__")
 # What a package may use of the others.
 BELOW: Mapping[str, tuple[str, ...]] = {
     "mecefo_runtime": (),
@@ -83,17 +81,17 @@ BELOW: Mapping[str, tuple[str, ...]] = {
     "harness": ("chaos", "mecefo_runtime"),
     "mecefo_chaos": ("chaos", "harness", "mecefo_runtime"),
     "dashboards": ("chaos", "harness", "mecefo_runtime"),
-    "manual": ("chaos", "harness", "mecefo_runtime", "dashboards"),
-    "benchmarks": ("chaos", "harness", "mecefo_runtime"),
+    "manual": ("mecefo_chaos", "chaos", "harness", "mecefo_runtime", "dashboards"),
+    "benchmarks": ("mecefo_chaos", "chaos", "harness", "mecefo_runtime"),
 }
 # Of a function, for TigerBeetle's reason: more than fits on a screen holds a second idea.
 MAX_FUNCTION_LINES = 70
 # Older than the rule; the test fails when one of them is short, or gone.
 LONG_FUNCTIONS = {
-    "chaos.commands.shared.experiment_options.experiment_options",
+    "mecefo_chaos.cli.shared.experiment_options.experiment_options",
     "dashboards.training_health._built_in",
     "harness.backends.forkserver._obey",
-    "harness.forecast.study.study",
+    "mecefo_chaos.studies.forecast.study.study",
     "mecefo_runtime.prediction.predicted_costs.predict_costs",
 }
 
@@ -150,11 +148,9 @@ def test_imports_between_packages_point_downwards():
     wrong = []
     for module in SOURCES:
         package = module.split(".")[0]
-        allowed = (*BELOW[package], package, *(("harness",) if within(module, *ROOF) else ()))
+        allowed = (*BELOW[package], package)
         for name in imports(module):
-            is_ours = name.split(".")[0] in (*PACKAGES, "tests")
-            is_roof = within(name, *ROOF) and package not in ("manual", "mecefo_chaos") and not within(module, *ROOF)
-            if is_ours and (not within(name, *allowed) or is_roof):
+            if name.split(".")[0] in (*PACKAGES, "tests") and not within(name, *allowed):
                 wrong.append((module, name))
     assert not wrong
 
@@ -176,9 +172,9 @@ def test_imports_between_rooms_point_downwards():
 
 
 def test_imports_inside_functions_count_but_not_at_import_time():
-    assert "harness.run.execute" in imports("chaos.cli")
-    assert "harness.run.execute" not in imports("chaos.cli", at_import_time=True)
-    assert "chaos.errors" in imports("chaos.cli", at_import_time=True)
+    assert "harness.run.execute" in imports("mecefo_chaos.cli.main")
+    assert "harness.run.execute" not in imports("mecefo_chaos.cli.main", at_import_time=True)
+    assert "chaos.errors" in imports("mecefo_chaos.cli.main", at_import_time=True)
 
 
 def test_there_are_no_import_cycles():
@@ -200,8 +196,8 @@ def test_every_room_says_what_lives_in_it():
 
 def test_the_command_line_answers_without_heavy_imports():
     script = (
-        "import json, sys, chaos.cli\n"
-        "code = chaos.cli.run_cli(['run', '--help'])\n"
+        "import json, sys, mecefo_chaos.cli.main\n"
+        "code = mecefo_chaos.cli.main.run_cli(['run', '--help'])\n"
         "heavy = sorted({'torch', 'rich', 'numpy', 'jinja2'} & sys.modules.keys())\n"
         "print(json.dumps([code, heavy]))\n"
     )

@@ -87,7 +87,7 @@ def measure(framework: Framework, fault: Fault, out: Path) -> Round:
     folder.mkdir(parents=True)
     place = ["--at", fault.at, "--on", framework.victim]
     options = [*place, *framework.options, *fault.options, "--json", "--out", str(out / "runs")]
-    command = [sys.executable, "-m", "chaos", "run", fault.kind, *options, "--", *framework.command(folder)]
+    command = [sys.executable, "-m", "mecefo_chaos", "run", fault.kind, *options, "--", *framework.command(folder)]
     environment = {key: value for key, value in os.environ.items() if key != "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"}
     environment |= {
         "OMP_NUM_THREADS": "1",

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.plain.runs import NeverReached
-from chaos.spec.trigger import PHASES as ALL_PHASES
+from chaos.language.trigger import PHASES as ALL_PHASES
 from harness.control.control_server import ControlServer
 from mecefo_runtime.system.wire import new_token
 from mecefo_runtime.training.hooks import Hooks

@@ -15,9 +15,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from chaos.errors import UsageError, setting, shown
 from chaos.experiment.fields import MAX_RANKS, Said, Text, WaitText, require_few_ranks
 from chaos.experiment.programs import require_program
-from chaos.spec.launcher import ranks_of_command, script_of_command
-from chaos.spec.trigger import Duration
-from chaos.spec.validation_errors import said
+from chaos.language.launcher import ranks_of_command, script_of_command
+from chaos.language.trigger import Duration
+from chaos.language.validation_errors import said
 from mecefo_runtime.job.layout import Cluster
 
 

@@ -12,12 +12,12 @@ from chaos.experiment.command_job import NO_REPAIR, PHASES_OF_A_COMMAND, Command
 from chaos.experiment.experiment import Experiment
 from chaos.experiment.fault_spec import PARAMETERS, FaultSpec
 from chaos.experiment.job import ROLES_OF_RUNTIME, Job
-from chaos.spec.launcher import ranks_of_command
-from chaos.spec.quantities import bytes_text
-from chaos.spec.target import ResolvedTarget, resolve
-from chaos.spec.trigger import SNAPSHOT_PHASES, Duration
-from chaos.spec.validation_errors import Problems
-from chaos.spec.yaml_lines import KeyPath
+from chaos.language.launcher import ranks_of_command
+from chaos.language.quantities import bytes_text
+from chaos.language.target import ResolvedTarget, resolve
+from chaos.language.trigger import SNAPSHOT_PHASES, Duration
+from chaos.language.validation_errors import Problems
+from chaos.language.yaml_lines import KeyPath
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.planners import stops_on_loss
 from mecefo_runtime.prediction.named_devices import NAMES as DEVICE_NAMES

@@ -12,8 +12,8 @@ from typing import Annotated
 from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
 from chaos.errors import UsageError, nearest, shown
-from chaos.spec.quantities import parse_bytes
-from chaos.spec.validation_errors import said
+from chaos.language.quantities import parse_bytes
+from chaos.language.validation_errors import said
 from chaos.user_files import read_input
 from mecefo_runtime.job.link import Link, Links
 from mecefo_runtime.prediction.device_model import DeviceModel, DeviceModelError, parse_device_model

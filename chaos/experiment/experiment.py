@@ -14,8 +14,8 @@ from chaos.experiment.fields import ProfileText, Said, Text
 from chaos.experiment.gate_spec import GateText
 from chaos.experiment.job import Containers, Job
 from chaos.experiment.limits import Limits
-from chaos.spec.identity import hash_of
-from chaos.spec.yaml_lines import Dumper
+from chaos.language.identity import hash_of
+from chaos.language.yaml_lines import Dumper
 from mecefo_runtime.job.layout import Cluster
 
 

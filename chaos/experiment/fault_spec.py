@@ -9,9 +9,9 @@ from pydantic import Field, model_serializer, model_validator
 
 from chaos.errors import UsageError, setting
 from chaos.experiment.fields import DurationText, RateText, RepairText, RetriggerText, Said, TargetText, TriggerText
-from chaos.spec.recurrence import MAX_INCIDENTS, Rate, Recurrence, default_first
-from chaos.spec.trigger import Duration, Trigger
-from chaos.spec.validation_errors import said
+from chaos.language.recurrence import MAX_INCIDENTS, Rate, Recurrence, default_first
+from chaos.language.trigger import Duration, Trigger
+from chaos.language.validation_errors import said
 
 # What can be said of every fault. A fault's own parameters have other names.
 FAULT_KEYS = ("kind", "on", "at", "for", "repair", "every", "rate", "count", "within", "retrigger", "draw")

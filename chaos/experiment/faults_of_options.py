@@ -10,8 +10,8 @@ from chaos.experiment.fault_options import AND, MORE_FAULTS, FaultOptions
 from chaos.experiment.fault_spec import FAULT_KEYS, OTHER_NAMES
 from chaos.experiment.parameter_pairs import named, read_pairs
 from chaos.experiment.terms import is_of_a_fault, option_name, place_of
-from chaos.spec.validation_errors import Problems
-from chaos.spec.yaml_lines import KeyPath, Mistake
+from chaos.language.validation_errors import Problems
+from chaos.language.yaml_lines import KeyPath, Mistake
 
 if TYPE_CHECKING:
     from chaos.faults.base import Fault

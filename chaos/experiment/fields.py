@@ -9,11 +9,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializ
 
 from chaos.errors import UsageError, nearest, shown
 from chaos.experiment.profile import PROFILES, ProfileSpec
+from chaos.language.recurrence import Rate
+from chaos.language.target import Target
+from chaos.language.trigger import OPEN_PHASES, PHASES, Duration, Trigger, whole_number
+from chaos.language.validation_errors import said
 from chaos.plain_text import is_plain
-from chaos.spec.recurrence import Rate
-from chaos.spec.target import Target
-from chaos.spec.trigger import OPEN_PHASES, PHASES, Duration, Trigger, whole_number
-from chaos.spec.validation_errors import said
 from mecefo_runtime.job.config import PRESETS, QUALITIES
 
 MAX_TEXT = 200

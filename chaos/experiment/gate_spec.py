@@ -13,7 +13,7 @@ from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
 from chaos.errors import UsageError, nearest, shown
 from chaos.experiment.fields import MAX_TEXT, one_line
-from chaos.spec.validation_errors import said
+from chaos.language.validation_errors import said
 
 _KEYS = ("gate", "abort_on_fail")
 

@@ -21,8 +21,8 @@ from chaos.experiment.fields import (
     WaitText,
     require_few_ranks,
 )
-from chaos.spec.quantities import BytesText
-from chaos.spec.trigger import Duration
+from chaos.language.quantities import BytesText
+from chaos.language.trigger import Duration
 from mecefo_runtime.job.config import (
     MAX_FRUITLESS_RESTARTS,
     PRESETS,

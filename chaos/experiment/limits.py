@@ -9,7 +9,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 
 from chaos.errors import UsageError, shown
 from chaos.experiment.fields import Said
-from chaos.spec.validation_errors import said
+from chaos.language.validation_errors import said
 from mecefo_runtime.job.layout import Cluster
 
 

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from chaos.errors import UsageError, shown
 from chaos.experiment.fault_spec import FAULT_KEYS
-from chaos.spec.validation_errors import Problems
-from chaos.spec.yaml_lines import plain
+from chaos.language.validation_errors import Problems
+from chaos.language.yaml_lines import plain
 
 if TYPE_CHECKING:
     from chaos.faults.base import Fault

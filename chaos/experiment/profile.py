@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from chaos.errors import UsageError, nearest, shown
-from chaos.spec.target import Target
-from chaos.spec.trigger import Duration, whole_number
+from chaos.language.target import Target
+from chaos.language.trigger import Duration, whole_number
 
 if TYPE_CHECKING:
     from chaos.faults.base import Fault

@@ -43,8 +43,8 @@ from chaos.experiment.parameter_pairs import named
 from chaos.experiment.profile import ProfileSpec
 from chaos.experiment.salvage import Salvage, salvaged
 from chaos.experiment.terms import CHECKPOINT_OPTIONS, TERMS, is_of_a_fault, option_name, place_of
-from chaos.spec.validation_errors import Problems, Source, explain, key_path
-from chaos.spec.yaml_lines import KeyPath, Mistake, read
+from chaos.language.validation_errors import Problems, Source, explain, key_path
+from chaos.language.yaml_lines import KeyPath, Mistake, read
 
 if TYPE_CHECKING:
     from chaos.faults.base import Fault

@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from chaos.experiment.experiment import Experiment
-from chaos.spec.validation_errors import said_at
-from chaos.spec.yaml_lines import KeyPath
+from chaos.language.validation_errors import said_at
+from chaos.language.yaml_lines import KeyPath
 
 _LISTS = ("faults", "gates", "halt")
 _INDEXED = re.compile(rf"({'|'.join(_LISTS)})\[([0-9]+)\]")

@@ -9,7 +9,7 @@ from chaos.experiment.experiment import Experiment
 from chaos.experiment.fault_spec import FAULT_KEYS
 from chaos.experiment.reading import installed_faults, installed_planners
 from chaos.experiment.schema_words import with_words
-from chaos.spec.target import WITHOUT_TARGET
+from chaos.language.target import WITHOUT_TARGET
 
 if TYPE_CHECKING:
     from chaos.experiment.reading import Registry

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from chaos.experiment.experiment import Experiment
 from chaos.experiment.fault_spec import FAULT_KEYS
-from chaos.spec.yaml_lines import KeyPath
+from chaos.language.yaml_lines import KeyPath
 
 _OF_THE_JOB = (
     "data",

@@ -13,7 +13,7 @@ from chaos.errors import EffectNotSeen, TargetNotFound
 from chaos.faults._records import ProcessesRecord
 from chaos.faults.base import Act, Fault, FaultContext, Fidelity
 from chaos.host.undo_record import UndoRecord
-from chaos.spec.target import ResolvedTarget, Scope
+from chaos.language.target import ResolvedTarget, Scope
 
 # Steps may take seconds, and what was affected may be used only in the next one.
 VERIFY_TIMEOUT_SECONDS = 120.0

@@ -20,8 +20,8 @@ from pydantic import BaseModel, ConfigDict
 from chaos.faults.endings import Endings, Recognised
 from chaos.faults.watch import Watch
 from chaos.host.undo_record import UndoRecord
-from chaos.spec.target import ResolvedTarget, Scope
-from chaos.spec.trigger import Duration
+from chaos.language.target import ResolvedTarget, Scope
+from chaos.language.trigger import Duration
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.system.process import ProcessId
 
@@ -86,7 +86,7 @@ class ProcessHost(Protocol):
         ...
 
     def role_processes(self, role: str) -> tuple[OwnedProcess, ...]:
-        """The processes that play `role` (see `chaos.spec.target.ROLES`) now; none while there is none."""
+        """The processes that play `role` (see `chaos.language.target.ROLES`) now; none while there is none."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 One rule for everything on standard output: the width is COLUMNS where that is set, else the terminal's, else 80. Prose
 takes at most `MAX_TEXT_COLUMNS` of it. Neither a word nor a command in backquotes is broken, so that both
-can be copied; a line that is a command is not wrapped, see `print_text` in `chaos.commands.shared.output`.
+can be copied; a line that is a command is not wrapped, see `print_text` in `mecefo_chaos.cli.shared.output`.
 """
 
 from __future__ import annotations

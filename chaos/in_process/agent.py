@@ -33,7 +33,7 @@ from chaos.in_process.protocol import (
     read_holds,
     to_wire,
 )
-from chaos.spec.trigger import OPEN_PHASES
+from chaos.language.trigger import OPEN_PHASES
 from mecefo_runtime.system.wire import Connection, Message, WireError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Any
 
 from chaos.faults.base import Fault
 from chaos.in_process.protocol import Place, SnapshotsOf
+from chaos.language.trigger import OPEN_PHASES
 from chaos.plan.incident import Incident
-from chaos.spec.trigger import OPEN_PHASES
 
 
 @dataclass(slots=True)

@@ -25,8 +25,8 @@ from chaos.injection.caps import ActiveRanks
 from chaos.injection.exclusive import Exclusive
 from chaos.injection.never_fired import has_passed, why_never_fired
 from chaos.injection.order import UndoOrder
+from chaos.language.trigger import Duration
 from chaos.plan.incident import Incident
-from chaos.spec.trigger import Duration
 from chaos.undo.bounds import changed_paths
 from chaos.undo.ledger import Ledger
 from mecefo_runtime.system.events import Event

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from chaos.faults.phase_steps import Steps, joined, on_other_ranks, ranks_text
 from chaos.faults.watch import Watch
+from chaos.language.target import WITHOUT_TARGET, Scope
+from chaos.language.trigger import OPEN_PHASES, PHASES, SNAPSHOT_PHASES, Trigger
 from chaos.plan.incident import Incident
-from chaos.spec.target import WITHOUT_TARGET, Scope
-from chaos.spec.trigger import OPEN_PHASES, PHASES, SNAPSHOT_PHASES, Trigger
 
 Code = Literal[
     "no_snapshot",

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from chaos.experiment.profile import TimeCompression
-from chaos.spec.target import ResolvedTarget
-from chaos.spec.trigger import Duration, Trigger
+from chaos.language.target import ResolvedTarget
+from chaos.language.trigger import Duration, Trigger
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from typing import Literal
 
 from chaos.errors import UsageError
 from chaos.experiment.limits import Limits
+from chaos.language.target import ResolvedTarget
+from chaos.language.trigger import PHASES, Duration, Trigger
 from chaos.plan.incident import Incident
-from chaos.spec.target import ResolvedTarget
-from chaos.spec.trigger import PHASES, Duration, Trigger
 from mecefo_runtime.job.layout import Cluster
 
 # A step and how many of its phases went before, or seconds and 0.

@@ -14,8 +14,8 @@ from typing import Any
 
 from chaos.errors import UsageError
 from chaos.faults import registry
+from chaos.language.trigger import Trigger
 from chaos.plan.schedule import DEFAULT_KILL_REPAIR
-from chaos.spec.trigger import Trigger
 from mecefo_runtime.system.events import MAIN_JOB, Event
 
 # What says which faults there are; all else of an experiment is kept.

@@ -20,12 +20,12 @@ from chaos.experiment.profile import (
     draw,
     time_compression,
 )
+from chaos.language.recurrence import MAX_INCIDENTS
+from chaos.language.target import WITHOUT_TARGET, ResolvedTarget, Target, resolve
+from chaos.language.trigger import Duration, Trigger
 from chaos.plan.incident import Incident, Plan
 from chaos.plan.needs import capabilities_of
 from chaos.plan.overlap import Interval, Placed, check, check_exclusive, interval_of, is_possible, taken_ranks
-from chaos.spec.recurrence import MAX_INCIDENTS
-from chaos.spec.target import WITHOUT_TARGET, ResolvedTarget, Target, resolve
-from chaos.spec.trigger import Duration, Trigger
 from mecefo_runtime.job.layout import Cluster
 
 if TYPE_CHECKING:

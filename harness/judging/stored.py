@@ -8,7 +8,7 @@ from typing import Any
 
 from chaos.errors import UsageError
 from chaos.host.run_files import EVENTS_FILE, EXPERIMENT_FILE, SUMMARY_FILE
-from chaos.spec.yaml_lines import read
+from chaos.language.yaml_lines import read
 from chaos.user_files import read_regular
 from harness.analysis.contained import as_far_as_it_goes
 from harness.judging.summarize import summarize

@@ -10,7 +10,7 @@ from typing import Any
 
 from chaos.experiment.command_job import CommandConfig, command_text
 from chaos.host.process_table import is_stopped
-from chaos.spec.launcher import launcher_of_command
+from chaos.language.launcher import launcher_of_command
 from harness.analysis.state import RunState
 from harness.backends.base import AnyConfig, Backend, Outcome, RunningJob
 from mecefo_runtime.system.dilation import NO_DILATION

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from chaos.spec.identity import hash_of
+from chaos.language.identity import hash_of
 from mecefo_runtime.system.events import Event
 
 RUN_STARTED = "run_started"

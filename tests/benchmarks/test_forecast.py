@@ -10,9 +10,9 @@ import pytest
 from benchmarks._loss_schedules import CALIBRATION, FAULT_STEP, NUM_STEPS, SCHEDULES, Schedule, emulated_schedules
 from benchmarks.forecast import Calibration, Compared, predict, to_text
 from chaos.experiment.job import Job
-from harness.forecast.layouts import Layouts
-from harness.forecast.model import JobModel, Policy, Recovery
-from harness.forecast.pipeline import rate
+from mecefo_chaos.studies.forecast.layouts import Layouts
+from mecefo_chaos.studies.forecast.model import JobModel, Policy, Recovery
+from mecefo_chaos.studies.forecast.pipeline import rate
 from mecefo_runtime.job.layout import configured_layout
 from tests.planning import COSTS
 

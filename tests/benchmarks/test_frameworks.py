@@ -19,8 +19,8 @@ from benchmarks.frameworks.own_log import (
     recovery_seconds,
     steps_repeated,
 )
-from chaos.cli import run_cli
 from harness.judging.summary import IncidentSummary, Summary
+from mecefo_chaos.cli.main import run_cli
 
 pytestmark = pytest.mark.unit
 

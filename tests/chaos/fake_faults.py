@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from chaos.spec.trigger import Duration
+from chaos.language.trigger import Duration
 
 
 class NoParameters(BaseModel):

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from chaos.faults.base import FaultContext, OwnedProcess
 from chaos.faults.watch import Watch
-from chaos.spec.target import ResolvedTarget
+from chaos.language.target import ResolvedTarget
 from mecefo_runtime.system.process import ProcessId
 
 NUM_PROCESSES = 4

@@ -11,9 +11,9 @@ from chaos.faults.base import FaultContext, OwnedProcess
 from chaos.faults.watch import Watch
 from chaos.injection.agent_sessions import AgentSessions
 from chaos.injection.injector import Injector
+from chaos.language.target import ResolvedTarget
+from chaos.language.trigger import Duration, Trigger
 from chaos.plan.incident import Incident
-from chaos.spec.target import ResolvedTarget
-from chaos.spec.trigger import Duration, Trigger
 from chaos.undo.ledger import Ledger, read_ledger
 from harness.control.control_server import ControlServer
 from mecefo_runtime.system.events import Event
@@ -33,7 +33,7 @@ STEP_SECONDS = 6 * PHASE_SECONDS
 RANK = """
 import json, os, select, sys, time
 from chaos.in_process.agent import Agent
-from chaos.spec.trigger import PHASES
+from chaos.language.trigger import PHASES
 
 SETUP = {setup!r}
 agent = Agent(sys.argv[1], sys.argv[2], rank=0, node=0, attempt=1)

@@ -74,7 +74,7 @@ def interrupt_stopped(run, number):
 def chaos(run, *arguments):
     """Another `chaos` command on the same OUT: (exit code, standard output)."""
     done = subprocess.run(
-        [sys.executable, "-c", "from chaos.cli import main; main()", *arguments, "--out", str(run.out)],
+        [sys.executable, "-m", "mecefo_chaos", *arguments, "--out", str(run.out)],
         env=environment_of_run(run.mark, run.out),
         capture_output=True,
         text=True,

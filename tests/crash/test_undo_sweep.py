@@ -81,7 +81,7 @@ def test_without_a_watchdog_something_is_left(tmp_path):
 def chaos(run, *arguments):
     """Another `chaos` command of the same user on the same OUT: (exit code, standard output, standard error)."""
     done = subprocess.run(
-        [sys.executable, "-c", "from chaos.cli import main; main()", *arguments, "--out", str(run.out)],
+        [sys.executable, "-m", "mecefo_chaos", *arguments, "--out", str(run.out)],
         env=environment_of_run(run.mark, run.out.parent),
         capture_output=True,
         text=True,

@@ -92,7 +92,7 @@ def test_what_python_compiled_is_there(engine):
     # Without, torch takes three times as long to import, in every container of a run.
     script = (
         "import importlib.util as u, pathlib\n"
-        "names = ['torch', 'torch.nn.modules.module', 'harness.backends.forkserver', 'chaos.cli']\n"
+        "names = ['torch', 'torch.nn.modules.module', 'harness.backends.forkserver', 'mecefo_chaos.cli.main']\n"
         "paths = [u.cache_from_source(u.find_spec(name).origin) for name in names]\n"
         "print([path for path in paths if not pathlib.Path(path).is_file()])"
     )
@@ -110,7 +110,11 @@ def test_it_has_the_sources_of_here_and_says_so(engine):
 
 
 def test_an_image_with_other_sources_is_told_apart(engine, tag):
-    lines = [f"FROM {IMAGE}", "USER 0", "RUN echo >> $(python -P -c 'import chaos.cli; print(chaos.cli.__file__)')"]
+    lines = [
+        f"FROM {IMAGE}",
+        "USER 0",
+        "RUN echo >> $(python -P -c 'import mecefo_chaos; print(mecefo_chaos.__file__)')",
+    ]
     build(engine, tag, [*lines, f'LABEL {DIGEST_LABEL}=""'])
     theirs = image_digest(engine, tag)
     assert theirs is not None and theirs != source_digest()

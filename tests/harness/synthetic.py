@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from chaos.spec.identity import hash_of
+from chaos.language.identity import hash_of
 from mecefo_runtime.job.layout import Cluster, Layout
 from mecefo_runtime.model.data import checksum, samples_of_step
 from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from chaos.cli import run_cli
-from chaos.commands.shared.output import print_report
 from chaos.host.run_files import EVENTS_FILE
 from harness.comparison.stored import find_samples
 from harness.run.execute import write_reports
+from mecefo_chaos.cli.main import run_cli
+from mecefo_chaos.cli.shared.output import print_report
 from mecefo_runtime.system.events import Event
 from tests.harness.long_logs import DIMENSIONS
 from tests.harness.synthetic import Fault, run

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from chaos.cli import run_cli
 from chaos.host.run_files import EVENTS_FILE, SUMMARY_FILE
 from harness.analysis import contained
 from harness.analysis.contained import LEAST_OPERATIONS, charge
@@ -19,6 +18,7 @@ from harness.judging.summarize import summarize
 from harness.live.lines import PlainView
 from harness.report import terminal
 from harness.run.execute import JUNIT_FILE, REPORT_FILE, write_reports
+from mecefo_chaos.cli.main import run_cli
 from mecefo_runtime.system.events import Event
 from tests.harness.synthetic import Fault, run, shifted
 

@@ -12,10 +12,6 @@ from dataclasses import replace
 
 import pytest
 
-from chaos.cli import run_cli
-from chaos.commands.calibrate import _told as calibrated
-from chaos.commands.doctor import _told as examined
-from chaos.commands.heal import _told as healed
 from chaos.faults import registry
 from chaos.host.terminal import text_columns, wrap_text
 from chaos.undo.heal import Healed
@@ -25,12 +21,16 @@ from harness.comparison.rounds import REFUSED
 from harness.comparison.sample import Run
 from harness.comparison.text import against_lines, set_lines
 from harness.comparison.verdicts import judge_against, judge_comparison
-from harness.forecast.text import to_text
+from mecefo_chaos.cli.calibrate import _told as calibrated
+from mecefo_chaos.cli.doctor import _told as examined
+from mecefo_chaos.cli.heal import _told as healed
+from mecefo_chaos.cli.main import run_cli
+from mecefo_chaos.studies.forecast.text import to_text
 from mecefo_runtime.prediction.named_devices import named_device
 from tests.harness import synthetic
 from tests.harness.comparison.samples import run, run_set, sample
-from tests.harness.papers import checks
 from tests.harness.synthetic import Fault
+from tests.mecefo_chaos.studies.papers import checks
 
 pytestmark = pytest.mark.unit
 

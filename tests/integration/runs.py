@@ -74,7 +74,7 @@ SLOW_UNTIL_BACK = f"""
 """
 
 # As the installed `chaos`: the current folder is not on its path.
-INSTALLED = "import sys; sys.path.remove(''); from chaos.cli import main; main()"
+INSTALLED = "import sys; sys.path.remove(''); from mecefo_chaos.cli.main import main; main()"
 
 _MARK = "TEST_RUN_MARK"
 

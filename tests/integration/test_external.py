@@ -21,7 +21,7 @@ TRAINING = str(HERE / "external_training.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
 NOTHING_APPLIED = """
 import sys
-if "chaos.cli" in " ".join(sys.argv + sys.orig_argv):
+if "mecefo_chaos.cli.main" in " ".join(sys.argv + sys.orig_argv):
     from chaos.faults.process.kill import KillProcess
     async def apply(self, act, host):
         return

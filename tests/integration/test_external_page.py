@@ -17,7 +17,7 @@ PAGE = Document(
     "docs/how-to/training-scripts.md",
     (REPOSITORY / "docs/how-to/training-scripts.md").read_text().partition("## What to know")[0],
 )
-CHAOS = [sys.executable, "-c", "from chaos.cli import main; main()"]
+CHAOS = [sys.executable, "-m", "mecefo_chaos"]
 TIMEOUT_SECONDS = 900.0
 # What the page says that each command tells.
 TOLD = {

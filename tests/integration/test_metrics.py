@@ -166,7 +166,7 @@ def value_of(text, series):
 def serving(folder, *arguments):
     """(URL, process) of `chaos serve`."""
     process = subprocess.Popen(
-        [sys.executable, "-c", "from chaos.cli import main; main()", "serve", *arguments],
+        [sys.executable, "-m", "mecefo_chaos", "serve", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -195,7 +195,16 @@ def test_a_finished_run_is_served_again(recorded, tmp_path):
         assert group["targets"] == [url.split("/")[2]]
         port = url.split(":")[2].split("/")[0]
         second = subprocess.run(
-            [sys.executable, "-c", "from chaos.cli import main; main()", "serve", "--out", str(out), "--port", port],
+            [
+                sys.executable,
+                "-m",
+                "mecefo_chaos",
+                "serve",
+                "--out",
+                str(out),
+                "--port",
+                port,
+            ],
             capture_output=True,
             text=True,
             env=environment_of_run("serve", tmp_path),

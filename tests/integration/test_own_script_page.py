@@ -14,7 +14,7 @@ from tests.manual.documents import Document, blocks, commands
 pytestmark = pytest.mark.nightly
 
 PAGE = Document("docs/tutorials/own-script.md", (REPOSITORY / "docs/tutorials/own-script.md").read_text())
-CHAOS = [sys.executable, "-c", "from chaos.cli import main; main()"]
+CHAOS = [sys.executable, "-m", "mecefo_chaos"]
 TIMEOUT_SECONDS = 900.0
 # What the page says of each run, in its order.
 TOLD = (

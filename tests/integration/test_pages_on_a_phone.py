@@ -5,14 +5,14 @@ from markupsafe import Markup
 
 from harness.comparison.page import render as comparison_page
 from harness.comparison.verdicts import judge_comparison
-from harness.forecast.page import render as forecast_page
 from harness.judging.summarize import summarize
 from harness.report.html import render as report_page
+from mecefo_chaos.studies.forecast.page import render as forecast_page
 from tests.chromium import PATIENCE_MILLISECONDS, chromium, needs_chromium
 from tests.harness import synthetic
 from tests.harness.comparison.samples import run_set, sample
-from tests.harness.papers import checks
 from tests.harness.synthetic import Fault
+from tests.mecefo_chaos.studies.papers import checks
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 

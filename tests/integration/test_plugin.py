@@ -43,7 +43,7 @@ def entry_points_of_document():
 
 
 def listed():
-    command = [sys.executable, "-c", "from chaos.cli import main; main()", "faults", "--json"]
+    command = [sys.executable, "-m", "mecefo_chaos", "faults", "--json"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
     return {row["kind"]: row for row in json.loads(done.stdout)}, done.stderr
 

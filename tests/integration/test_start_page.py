@@ -16,7 +16,7 @@ pytestmark = pytest.mark.nightly
 PAGE = Document("docs/tutorials/first-run.md", (REPOSITORY / "docs/tutorials/first-run.md").read_text())
 # What is on the page besides: an installation, which .ci/run does, and a script of the reader's own.
 NOT_HERE = ("pip", "torchrun")
-CHAOS = [sys.executable, "-c", "from chaos.cli import main; main()"]
+CHAOS = [sys.executable, "-m", "mecefo_chaos"]
 
 
 def test_every_command_of_the_page_does_what_the_page_says(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from chaos.spec.trigger import PHASES
+from chaos.language.trigger import PHASES
 from mecefo_runtime.job.layout import Layout
 from tests.integration.runs import PATIENT, SLOW_UNTIL_BACK, SMALL, assert_survived, run_chaos
 

@@ -32,8 +32,8 @@ def said(words, environment):
 
 def test_the_doctor_looks_at_all_and_imports_nothing_heavy(nowhere, tmp_path):
     script = (
-        "import sys, chaos.cli\n"
-        f"code = chaos.cli.run_cli(['doctor', '--json', '--out', {str(tmp_path)!r}])\n"
+        "import sys, mecefo_chaos.cli.main\n"
+        f"code = mecefo_chaos.cli.main.run_cli(['doctor', '--json', '--out', {str(tmp_path)!r}])\n"
         "print(code, sorted({'torch', 'rich', 'numpy', 'jinja2'} & sys.modules.keys()), file=sys.stderr)\n"
     )
     answer = said([sys.executable, "-c", script], nowhere)

@@ -23,11 +23,11 @@ import click
 import pytest
 from _pytest.config import get_config
 
-from chaos.cli import cli, run_cli
 from chaos.experiment.experiment import experiment_hash
 from chaos.experiment.reading import from_options
 from harness.judging.stored import judge
 from harness.run.preparation import prepare
+from mecefo_chaos.cli.main import cli, run_cli
 from mecefo_runtime.prediction.named_devices import named_device
 from tests.harness import synthetic
 from tests.manual.documents import ROOT, code_in_sentences, commands, documents, experiment_files

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from chaos.cli import cli
 from chaos.experiment.schema import json_schema
 from chaos.experiment.schema_words import WORDS
 from chaos.faults import registry
@@ -16,6 +15,7 @@ from manual import fault_pages, hooks, reference
 from manual.examples import EXAMPLES
 from manual.pictures import PICTURES, picture
 from manual.timeline import Stretch, stalls_of, with_stalls
+from mecefo_chaos.cli.main import cli
 from mecefo_runtime.system.events import Event
 from tests.harness import synthetic
 from tests.manual.documents import OVERVIEW, ROOT

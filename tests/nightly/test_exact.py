@@ -2,7 +2,7 @@
 
 import pytest
 
-from chaos.spec.trigger import PHASES
+from chaos.language.trigger import PHASES
 from mecefo_runtime.system.events import TWIN_JOB
 from tests.integration.runs import (
     PATIENT,

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from harness.forecast.forecast import forecast
-from harness.forecast.model import Failures, Policy, Recovery, Saving
-from tests.harness.forecast.jobs import job_of
+from mecefo_chaos.studies.forecast.forecast import forecast
+from mecefo_chaos.studies.forecast.model import Failures, Policy, Recovery, Saving
+from tests.mecefo_chaos.studies.forecast.jobs import job_of
 
 pytestmark = pytest.mark.nightly
 

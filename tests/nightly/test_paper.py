@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from chaos.cli import run_cli
-from harness.papers.mecefo.results import read_results
+from mecefo_chaos.cli.main import run_cli
+from mecefo_chaos.studies.papers.mecefo.results import read_results
 
 pytestmark = pytest.mark.nightly
 

@@ -3,7 +3,7 @@
 import pytest
 
 from chaos.experiment.reading import load
-from chaos.spec.target import Target
+from chaos.language.target import Target
 from tests.integration.runs import SMALL, ChaosRun, assert_sound, paced, read_run, run_chaos
 
 pytestmark = pytest.mark.nightly

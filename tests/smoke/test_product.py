@@ -110,7 +110,7 @@ def test_its_report_is_made_again_from_the_log(stored, tmp_path):
 
 def test_its_figures_are_served_to_prometheus(stored, tmp_path):
     run = finished(stored)
-    command = [sys.executable, "-c", "from chaos.cli import main; main()", "serve", str(run.folder)]
+    command = [sys.executable, "-m", "mecefo_chaos", "serve", str(run.folder)]
     process = subprocess.Popen(
         [*command, "--out", str(tmp_path / "out")],
         stdout=subprocess.PIPE,
@@ -237,7 +237,15 @@ def test_what_a_killed_command_leaves_is_undone(tmp_path, is_watched):
             run.process.kill()
         run.wait()
         if not is_watched:
-            heal = [sys.executable, "-c", "from chaos.cli import main; main()", "heal", "--json", "--out", str(run.out)]
+            heal = [
+                sys.executable,
+                "-m",
+                "mecefo_chaos",
+                "heal",
+                "--json",
+                "--out",
+                str(run.out),
+            ]
             done = subprocess.run(heal, capture_output=True, env=environment_of_run(run.mark, tmp_path), check=True)
             (healed,) = json.loads(done.stdout)["runs"]
             assert (healed["clean"], [undone["incident"] for undone in healed["undone"]]) == (True, [0])

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from chaos.errors import EffectNotSeen
 from chaos.faults._inside import InsideFault, ParametersT
 from chaos.faults.base import Act, FaultContext
-from chaos.spec.trigger import PHASES
+from chaos.language.trigger import PHASES
 from mecefo_runtime.system.job_records import StepUnfit
 from mecefo_runtime.system.record import Record
 

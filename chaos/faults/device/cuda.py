@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from chaos.errors import EffectNotSeen
 from chaos.faults._inside import InsideFault
 from chaos.faults.base import NoParameters
-from chaos.spec.trigger import Duration
+from chaos.language.trigger import Duration
 
 
 class HangParameters(BaseModel):

@@ -14,7 +14,7 @@ from chaos.faults._records import ProcessesRecord
 from chaos.faults.base import Act, Fault, FaultContext, Fidelity
 from chaos.host.run_files import EVENTS_FILE
 from chaos.host.undo_record import UndoRecord
-from chaos.spec.target import ResolvedTarget, Scope
+from chaos.language.target import ResolvedTarget, Scope
 
 
 class EccParameters(BaseModel):

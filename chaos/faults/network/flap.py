@@ -14,7 +14,7 @@ from chaos.faults.network.link import PROBE_TIMEOUT_SECONDS, LinkFault, link_hos
 from chaos.faults.network.look import look
 from chaos.host.links import remove_rules
 from chaos.host.links.check import Link, name_of
-from chaos.spec.quantities import SecondsText
+from chaos.language.quantities import SecondsText
 
 MAX_PERIOD_SECONDS = 60.0
 # Several round trips of a busy machine: a probe that is late must not be taken for one that was dropped.

@@ -11,7 +11,7 @@ from chaos.faults.base import Act, End, FaultContext, NoParameters, RunContext
 from chaos.faults.network.link import LinkFault, act_on_ranks
 from chaos.faults.network.presence import Side
 from chaos.host.links.check import COORDINATOR, Link
-from chaos.spec.target import ResolvedTarget, Scope
+from chaos.language.target import ResolvedTarget, Scope
 from mecefo_runtime.job.layout import Cluster
 
 

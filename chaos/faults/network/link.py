@@ -24,9 +24,9 @@ from chaos.host.links.check import Link, check_link, name_of
 from chaos.host.links.nccl_transport import read_routes, refuse_what_no_rule_touches
 from chaos.host.run_files import LOGS_FOLDER
 from chaos.host.undo_record import UndoRecord
-from chaos.spec.quantities import RateText, SecondsFromZeroText, rate_text
-from chaos.spec.target import ResolvedTarget, Scope
-from chaos.spec.trigger import Duration
+from chaos.language.quantities import RateText, SecondsFromZeroText, rate_text
+from chaos.language.target import ResolvedTarget, Scope
+from chaos.language.trigger import Duration
 
 NUM_PROBES = 5
 PROBE_TIMEOUT_SECONDS = 0.5

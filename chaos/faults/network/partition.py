@@ -12,7 +12,7 @@ from chaos.faults.base import Act, FaultContext, RunContext
 from chaos.faults.network.link import LinkFault, act_on_ranks
 from chaos.faults.network.presence import Side
 from chaos.host.links.check import COORDINATOR, Link, check_groups, parse_groups
-from chaos.spec.target import ResolvedTarget, Scope
+from chaos.language.target import ResolvedTarget, Scope
 
 
 class PartitionParameters(BaseModel):

@@ -24,7 +24,7 @@ from chaos.faults.base import (
 )
 from chaos.host.process_table import exited
 from chaos.host.undo_record import UndoRecord
-from chaos.spec.target import ResolvedTarget
+from chaos.language.target import ResolvedTarget
 from mecefo_runtime.system.job_records import ProcessExited
 from mecefo_runtime.system.process import ProcessId
 

@@ -21,8 +21,8 @@ from chaos.faults.endings import Endings, Recognised, raised_to_dict
 from chaos.faults.process._processes import ProcessFault, ending, see_exits
 from chaos.host.process_table import disposition
 from chaos.host.run_files import JOB_LOG, LOGS_FOLDER, job_log_of
-from chaos.spec.target import Scope
-from chaos.spec.validation_errors import said
+from chaos.language.target import Scope
+from chaos.language.validation_errors import said
 from mecefo_runtime.system.command_records import RankRaised
 from mecefo_runtime.system.job_records import ProcessExited
 

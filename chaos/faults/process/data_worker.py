@@ -19,7 +19,7 @@ from chaos.faults.base import Act, FaultContext, OwnedProcess
 from chaos.faults.process._processes import ProcessFault, see_exits, send
 from chaos.faults.process.kill import SignalText
 from chaos.faults.process.straggler import CycleRecord, SlowParameters, SlowRank
-from chaos.spec.target import ResolvedTarget, Scope
+from chaos.language.target import ResolvedTarget, Scope
 from mecefo_runtime.system.process import ProcessId
 
 WORKER_NAME = "pt_data_worker"

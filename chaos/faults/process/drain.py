@@ -16,8 +16,8 @@ from chaos.faults.base import Act, FaultContext, OwnedProcess, RunContext
 from chaos.faults.process._processes import send
 from chaos.faults.process.kill import _Kill
 from chaos.host.process_table import exited
-from chaos.spec.quantities import SecondsText
-from chaos.spec.target import ResolvedTarget, Scope, examples_in
+from chaos.language.quantities import SecondsText
+from chaos.language.target import ResolvedTarget, Scope, examples_in
 from mecefo_runtime.launch.notice import NOTICE
 from mecefo_runtime.system.job_records import Detected
 from mecefo_runtime.system.process import ProcessId

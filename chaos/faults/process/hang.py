@@ -22,9 +22,9 @@ from chaos.host.own_folder import parent_of
 from chaos.host.process_table import STOPPED, TABLE_POLL_SECONDS, thread_names, thread_states
 from chaos.host.undo_record import UndoRecord
 from chaos.in_process.hang import PULSE_SECONDS, WITNESS_NAME
-from chaos.spec.quantities import SecondsText
-from chaos.spec.target import ResolvedTarget, Scope
-from chaos.spec.trigger import Duration
+from chaos.language.quantities import SecondsText
+from chaos.language.target import ResolvedTarget, Scope
+from chaos.language.trigger import Duration
 from mecefo_runtime.system.process import ProcessId
 
 EFFECT = "chaos.in_process.hang:HangGil"

@@ -16,9 +16,9 @@ from chaos.faults._records import ProcessesRecord
 from chaos.faults.base import Act, FaultContext, LauncherHost, NoParameters, OwnedProcess
 from chaos.faults.process._processes import Exits, ProcessFault, ending, see_exits, send, starters_first
 from chaos.host.process_table import disposition, exited
-from chaos.spec.quantities import SecondsText
-from chaos.spec.target import ResolvedTarget, Scope
-from chaos.spec.validation_errors import said
+from chaos.language.quantities import SecondsText
+from chaos.language.target import ResolvedTarget, Scope
+from chaos.language.validation_errors import said
 from mecefo_runtime.system.process import ProcessId
 
 # How long to listen for how a process ended that is gone already: its parent says so.

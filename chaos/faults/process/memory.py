@@ -18,8 +18,8 @@ from chaos.faults.process._processes import Exits, ProcessFault, ending
 from chaos.host import memory_limit
 from chaos.host.process_table import TABLE_POLL_SECONDS, resident_bytes
 from chaos.host.undo_record import UndoRecord
-from chaos.spec.quantities import BytesText, bytes_text
-from chaos.spec.target import ResolvedTarget, Scope
+from chaos.language.quantities import BytesText, bytes_text
+from chaos.language.target import ResolvedTarget, Scope
 
 EFFECT = "chaos.in_process.memory:LeakMemory"
 # Touching gigabytes takes a while on a busy machine.

@@ -13,8 +13,8 @@ from chaos.faults._records import ProcessesRecord
 from chaos.faults.base import Act, FaultContext, NoParameters
 from chaos.faults.process._processes import RUNNING, ProcessFault, send, starters_first
 from chaos.host.process_table import STOPPED, TABLE_POLL_SECONDS, cpu_seconds, is_stopped, thread_states
-from chaos.spec.target import Scope
-from chaos.spec.trigger import Duration
+from chaos.language.target import Scope
+from chaos.language.trigger import Duration
 from mecefo_runtime.system.process import ProcessId
 
 # A process that uses no CPU time for so long while it is stopped does nothing.

@@ -20,8 +20,8 @@ from chaos.faults.endings import Endings, Recognised, raised_to_dict
 from chaos.faults.phase_steps import on_other_ranks
 from chaos.faults.watch import from_commit_to_commit
 from chaos.host.undo_record import UndoRecord
-from chaos.spec.quantities import SecondsFromZeroText, SecondsText
-from chaos.spec.target import ResolvedTarget, Scope
+from chaos.language.quantities import SecondsFromZeroText, SecondsText
+from chaos.language.target import ResolvedTarget, Scope
 
 EFFECT = "chaos.in_process.slow:DelayPhase"
 MAX_DELAY_SECONDS = 60.0

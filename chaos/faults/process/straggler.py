@@ -27,8 +27,8 @@ from chaos.host import python_module
 from chaos.host.process_table import STOPPED
 from chaos.host.run_processes import bears_mark
 from chaos.host.undo_record import UndoRecord
-from chaos.spec.quantities import SecondsText
-from chaos.spec.target import ResolvedTarget, Scope
+from chaos.language.quantities import SecondsText
+from chaos.language.target import ResolvedTarget, Scope
 from mecefo_runtime.system.process import ProcessId
 
 EFFECT = "chaos.in_process.slow:SlowPace"

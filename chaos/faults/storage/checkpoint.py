@@ -36,7 +36,7 @@ from chaos.host.kept_file import describe, keep, permissions_of, put_back
 from chaos.host.own_folder import parent_of, status_in
 from chaos.host.run_files import KEPT_FOLDER
 from chaos.host.undo_record import UndoRecord
-from chaos.spec.target import ResolvedTarget, Scope
+from chaos.language.target import ResolvedTarget, Scope
 from mecefo_runtime.checkpoint.manifest import FileRecord, measure
 
 _HIDDEN = ".hidden-"

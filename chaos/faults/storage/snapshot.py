@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from chaos.errors import EffectNotSeen, HealError, InjectionError, TargetNotFound
 from chaos.faults.base import Act, Fault, FaultContext, Fidelity, OwnedProcess
 from chaos.host.undo_record import UndoRecord
-from chaos.spec.target import ResolvedTarget, Scope
+from chaos.language.target import ResolvedTarget, Scope
 from mecefo_runtime.snapshots.region import MEMORY_NAME, SEQUENCE
 from mecefo_runtime.system.process import ProcessId
 

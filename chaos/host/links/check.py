@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chaos.errors import UsageError, shown
-from chaos.spec.trigger import whole_number
+from chaos.language.trigger import whole_number
 from mecefo_runtime.job.layout import Cluster
 
 # Two ranks, the lower one first, or one and another `chaos.faults.base.End`.

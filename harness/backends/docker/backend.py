@@ -22,7 +22,7 @@ from chaos.host import containers
 from chaos.host.join_network import NCCL_LOG_VARIABLE
 from chaos.host.links.nccl_transport import LOG_NAME
 from chaos.host.run_processes import RUN_VARIABLE
-from chaos.spec.quantities import bytes_text
+from chaos.language.quantities import bytes_text
 from harness.backends.base import AnyConfig
 from harness.backends.command.start import agent_environment, node_environment
 from harness.backends.docker.command import ContainerCommand

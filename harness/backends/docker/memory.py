@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from chaos.host import memory_limit
-from chaos.spec.quantities import bytes_text
+from chaos.language.quantities import bytes_text
 from harness.analysis.words import count
 from mecefo_runtime.system.process import ProcessId
 

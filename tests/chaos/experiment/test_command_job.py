@@ -10,14 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chaos.cli import run_cli
 from chaos.errors import UsageError
 from chaos.experiment.command_job import CommandConfig, CommandJob, check_command
 from chaos.experiment.experiment import experiment_hash, to_yaml
 from chaos.experiment.reading import from_mapping, from_options, load
 from chaos.experiment.schema import json_schema
+from chaos.language.launcher import launcher_of_command, ranks_of_command
 from chaos.plan.schedule import make_plan
-from chaos.spec.launcher import launcher_of_command, ranks_of_command
+from mecefo_chaos.cli.main import run_cli
 from tests.chaos.fake_faults import REGISTRY, STRATEGIES
 
 pytestmark = pytest.mark.unit

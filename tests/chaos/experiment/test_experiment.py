@@ -14,9 +14,9 @@ from chaos.experiment.fault_spec import FAULT_KEYS
 from chaos.experiment.job import DEFAULT_CHECKPOINT_STEPS, Job, Snapshots
 from chaos.experiment.reading import from_mapping, from_options, load
 from chaos.experiment.schema import json_schema
-from chaos.spec.target import Target
-from chaos.spec.trigger import Duration, Trigger
-from chaos.spec.yaml_lines import Dumper, parse
+from chaos.language.target import Target
+from chaos.language.trigger import Duration, Trigger
+from chaos.language.yaml_lines import Dumper, parse
 from mecefo_runtime.job.config import JobConfig
 from tests.chaos.fake_faults import REGISTRY, STRATEGIES
 

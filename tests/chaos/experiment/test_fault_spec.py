@@ -9,9 +9,9 @@ from chaos.experiment.limits import Limits
 from chaos.experiment.profile import ProfileSpec
 from chaos.experiment.reading import from_mapping, from_options
 from chaos.faults import registry
-from chaos.spec.recurrence import Rate
-from chaos.spec.trigger import Duration, Trigger
-from chaos.spec.yaml_lines import parse
+from chaos.language.recurrence import Rate
+from chaos.language.trigger import Duration, Trigger
+from chaos.language.yaml_lines import parse
 from tests.chaos.fake_faults import REGISTRY, STRATEGIES
 
 pytestmark = pytest.mark.unit

@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
-from chaos.cli import run_cli
 from chaos.experiment.experiment import to_yaml
 from chaos.experiment.reading import load
+from mecefo_chaos.cli.main import run_cli
 from tests.chaos.damage import SOUND, damaged
 
 # CPU time of this thread, so that a busy machine does not count: what a file of the largest size allowed may take.

@@ -5,7 +5,7 @@ from chaos.experiment.experiment import Experiment, experiment_hash, to_yaml
 from chaos.experiment.gate_spec import AbortingGate, parse
 from chaos.experiment.reading import from_mapping, from_options
 from chaos.experiment.schema import json_schema
-from chaos.spec.yaml_lines import parse as parse_yaml
+from chaos.language.yaml_lines import parse as parse_yaml
 
 pytestmark = pytest.mark.unit
 

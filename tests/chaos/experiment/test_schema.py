@@ -12,7 +12,7 @@ from chaos.errors import UsageError
 from chaos.experiment.experiment import to_yaml
 from chaos.experiment.reading import from_mapping
 from chaos.experiment.schema import json_schema
-from chaos.spec.yaml_lines import parse
+from chaos.language.yaml_lines import parse
 from tests.chaos.damage import SOUND
 from tests.chaos.fake_faults import REGISTRY, STRATEGIES
 

@@ -6,7 +6,7 @@ from chaos.errors import UsageError
 from chaos.experiment.experiment import to_yaml
 from chaos.experiment.job import Job
 from chaos.experiment.reading import from_mapping, from_options
-from chaos.spec.yaml_lines import parse
+from chaos.language.yaml_lines import parse
 from tests.chaos.fake_faults import REGISTRY
 
 pytestmark = pytest.mark.unit

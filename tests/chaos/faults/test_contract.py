@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from chaos.faults import registry
 from chaos.faults.base import MAX_BRIEF, Fault
-from chaos.spec.trigger import Duration
+from chaos.language.trigger import Duration
 
 pytestmark = pytest.mark.unit
 

@@ -3,9 +3,9 @@
 import pytest
 
 from chaos.injection.caps import ActiveRanks, may_fire
+from chaos.language.target import ResolvedTarget
+from chaos.language.trigger import Trigger
 from chaos.plan.incident import Incident
-from chaos.spec.target import ResolvedTarget
-from chaos.spec.trigger import Trigger
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.system.events import Event
 

@@ -6,9 +6,9 @@ import pytest
 
 import chaos.injection.exclusive
 from chaos.injection.exclusive import Exclusive
+from chaos.language.target import ResolvedTarget
+from chaos.language.trigger import Trigger
 from chaos.plan.incident import Incident
-from chaos.spec.target import ResolvedTarget
-from chaos.spec.trigger import Trigger
 
 pytestmark = pytest.mark.unit
 

@@ -15,9 +15,9 @@ from chaos.faults.watch import Watch
 from chaos.in_process.protocol import AgentSession, At, Holds, Release, SnapshotsOf
 from chaos.injection.agent_sessions import AgentSessions
 from chaos.injection.injector import Injector
+from chaos.language.target import ResolvedTarget
+from chaos.language.trigger import Duration, Trigger
 from chaos.plan.incident import Incident
-from chaos.spec.target import ResolvedTarget
-from chaos.spec.trigger import Duration, Trigger
 from chaos.undo.ledger import Ledger, read_ledger
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.system.events import Event

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from chaos.in_process.protocol import Came
-from chaos.spec.target import Target
-from chaos.spec.trigger import Trigger
+from chaos.language.target import Target
+from chaos.language.trigger import Trigger
 from mecefo_runtime.system.events import Event
 from tests.chaos.injection.test_injector import Stage, incident
 

@@ -10,9 +10,9 @@ from chaos.faults.watch import Watch
 from chaos.in_process.protocol import AgentSession, At
 from chaos.injection.agent_sessions import AgentSessions
 from chaos.injection.injector import Injector
+from chaos.language.target import ResolvedTarget
+from chaos.language.trigger import Trigger
 from chaos.plan.incident import Incident
-from chaos.spec.target import ResolvedTarget
-from chaos.spec.trigger import Trigger
 from chaos.undo.ledger import Ledger
 from tests.chaos.injection.test_injector import create_fault
 

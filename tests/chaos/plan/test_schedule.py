@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from chaos.errors import UsageError
 from chaos.experiment.reading import from_mapping
+from chaos.language.target import ResolvedTarget
+from chaos.language.trigger import Duration, Trigger
 from chaos.plan.schedule import DEFAULT_KILL_REPAIR, make_plan
-from chaos.spec.target import ResolvedTarget
-from chaos.spec.trigger import Duration, Trigger
 from tests.chaos.fake_faults import REGISTRY, STRATEGIES
 from tests.examples import FEW
 

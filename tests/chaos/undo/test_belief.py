@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cli import run_cli
 from chaos.errors import HealError
 from chaos.faults import registry
 from chaos.host import small_disk
@@ -27,6 +26,7 @@ from chaos.undo.heal import refuse_if_unclean, undo_pending
 from chaos.undo.ledger import Ledger, read_ledger
 from chaos.undo.residue.base import AuditScope
 from chaos.undo.run_registry import OpenRun, Place
+from mecefo_chaos.cli.main import run_cli
 from mecefo_runtime.system.process import ProcessId
 
 pytestmark = pytest.mark.unit
@@ -201,7 +201,8 @@ class TestAnotherUsersLedger:
         """A process of another user heals root's ledger."""
         if shutil.which("setpriv") is None:
             pytest.skip("setpriv is not installed")
-        code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from chaos.cli import run_cli; sys.exit(run_cli(%r))"
+        start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from mecefo_chaos.cli.main import run_cli"
+        code = f"{start}; sys.exit(run_cli(%r))"
         who = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
         if subprocess.run([*who, sys.executable, "-c", code % ["--help"]], capture_output=True, check=False).returncode:
             pytest.skip("another user cannot read this checkout or this Python")

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import chaos.undo.heal
-from chaos.cli import run_cli
 from chaos.errors import HealError
 from chaos.host.run_processes import RUN_VARIABLE
 from chaos.undo import run_registry
@@ -20,6 +19,7 @@ from chaos.undo.heal import heal, preview, refuse_if_unclean, unclean
 from chaos.undo.ledger import Ledger, read_ledger
 from chaos.undo.run_registry import OpenRun, Place
 from harness.exporter.targets import OWNER_LABEL, TARGETS_FILE, owner_of
+from mecefo_chaos.cli.main import run_cli
 from mecefo_runtime.system.process import ProcessId
 
 pytestmark = pytest.mark.unit

@@ -11,12 +11,12 @@ from ipaddress import ip_network
 import docker
 import pytest
 
-from chaos.cli import run_cli
 from chaos.errors import EnvironmentFailure
 from harness.backends.docker import examination as engine
 from harness.backends.docker.image import PURPOSE_LABEL
 from harness.backends.finding import Check
 from harness.doctor import examine, fault_needs, machine, torch_build
+from mecefo_chaos.cli.main import run_cli
 
 pytestmark = pytest.mark.unit
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cli import run_cli
 from harness.judging import always_checked
 from harness.judging.always_checked import CHECKS, GATES, JOBS, Check, kind_of_job
 from harness.judging.summarize import summarize
+from mecefo_chaos.cli.main import run_cli
 from mecefo_runtime.planners import names, stops_on_loss
 from tests.harness.analysis.test_attempts import restarted
 from tests.harness.judging.test_golden_summaries import LOGS

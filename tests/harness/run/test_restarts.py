@@ -9,9 +9,9 @@ import pytest
 
 from chaos.faults import registry
 from chaos.faults.base import OwnedProcess
+from chaos.language.target import ResolvedTarget
+from chaos.language.trigger import Duration, Trigger
 from chaos.plan.incident import Incident
-from chaos.spec.target import ResolvedTarget
-from chaos.spec.trigger import Duration, Trigger
 from harness.run import restarts
 from harness.run.restarts import Restarts
 from mecefo_runtime.system.events import MAIN_JOB, Emitter

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chaos.cli import run_cli
 from chaos.undo import run_registry
 from chaos.undo.ledger import Ledger, read_ledger
 from chaos.undo.run_registry import OpenRun, Place
 from chaos.user_files import bounded_lines
 from harness.store.log import read_events
 from harness.store.runs import UNREADABLE, list_runs
+from mecefo_chaos.cli.main import run_cli
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.process import ProcessId
 from tests.harness.synthetic import run

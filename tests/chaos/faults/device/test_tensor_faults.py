@@ -15,8 +15,8 @@ from chaos.faults.device.cuda import DeviceAssert, GpuHang, GpuOom
 from chaos.faults.device.telemetry import EccTelemetry
 from chaos.faults.device.tensor import BitFlip, Scale, SetInf, SetNan, StaleGradient
 from chaos.faults.watch import Watch
-from chaos.spec.target import ResolvedTarget
-from chaos.spec.trigger import PHASES
+from chaos.language.target import ResolvedTarget
+from chaos.language.trigger import PHASES
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.process import ProcessId
 from tests.chaos.tiny_training import Training

@@ -17,7 +17,7 @@ from chaos.faults.network.link import DropLink, ResetLink
 from chaos.faults.network.partition import Partition
 from chaos.faults.watch import Watch
 from chaos.host.links.nccl_transport import LOG_NAME
-from chaos.spec.target import ResolvedTarget
+from chaos.language.target import ResolvedTarget
 from mecefo_runtime.job.layout import Cluster
 from tests.chaos.faults.network.ranks import Ranks
 

@@ -16,9 +16,9 @@ from chaos.faults.watch import Watch
 from chaos.host.links.check import Group, parse_groups
 from chaos.injection.agent_sessions import AgentSessions
 from chaos.injection.injector import Injector
+from chaos.language.target import ResolvedTarget
+from chaos.language.trigger import Duration, Trigger
 from chaos.plan.incident import Incident
-from chaos.spec.target import ResolvedTarget
-from chaos.spec.trigger import Duration, Trigger
 from chaos.undo.ledger import Ledger, read_ledger
 from mecefo_runtime.job.layout import Cluster
 from tests.chaos.faults.network.ranks import Ranks

@@ -10,7 +10,7 @@ from chaos.errors import EffectNotSeen, TargetNotFound
 from chaos.faults import registry
 from chaos.faults.base import FaultContext
 from chaos.faults.watch import Watch
-from chaos.spec.target import ResolvedTarget
+from chaos.language.target import ResolvedTarget
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.system.events import Event
 from tests.chaos.faults.network.ranks import Ranks

@@ -14,7 +14,7 @@ import pytest
 from chaos.errors import EffectNotSeen, UsageError
 from chaos.faults.base import FaultContext, OwnedProcess, RunContext
 from chaos.faults.process.drain import DrainNode, NoticeParameters
-from chaos.spec.target import ResolvedTarget
+from chaos.language.target import ResolvedTarget
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.system.events import Event
 from tests.chaos.one_node import create_context, sleepers

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from chaos.errors import EffectNotSeen, NotOurs, TargetNotFound, UsageError
 from chaos.faults.base import Act, OwnedProcess
 from chaos.faults.process.kill import GraceParameters, KillNode, KillProcess, SignalParameters, parse_signal
-from chaos.spec.target import ResolvedTarget
+from chaos.language.target import ResolvedTarget
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.process import ProcessId
 from tests.chaos.one_node import create_context, do_nothing, older, sleepers, targets

@@ -12,7 +12,7 @@ from chaos.errors import EffectNotSeen, TargetNotFound, UsageError
 from chaos.faults.base import FaultContext, OwnedProcess
 from chaos.faults.process.kill import KillJob, KillSmp
 from chaos.faults.watch import Watch
-from chaos.spec.target import ResolvedTarget, Target, resolve
+from chaos.language.target import ResolvedTarget, Target, resolve
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.system.process import ProcessId
 from tests.chaos.one_node import OneNode, do_nothing, sleepers

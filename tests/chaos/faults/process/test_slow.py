@@ -11,7 +11,7 @@ from chaos.faults.base import Act, FaultContext, OwnedProcess
 from chaos.faults.process.slow import EFFECT, DelayParameters, SlowCheckpoint, SlowData
 from chaos.faults.watch import Watch
 from chaos.in_process.slow import DelayPhase
-from chaos.spec.target import ResolvedTarget
+from chaos.language.target import ResolvedTarget
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.process import ProcessId
 

@@ -20,7 +20,7 @@ from chaos.host import python_module
 from chaos.host.duty_cycle import DutyCycle
 from chaos.host.process_table import is_stopped
 from chaos.in_process.slow import Paced, SlowPace
-from chaos.spec.trigger import Trigger
+from chaos.language.trigger import Trigger
 from mecefo_runtime.system.dilation import Pacer
 from mecefo_runtime.system.process import ProcessId
 from mecefo_runtime.training.inspection import Inspection

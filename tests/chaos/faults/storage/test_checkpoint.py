@@ -13,7 +13,7 @@ from chaos.faults import registry
 from chaos.faults.base import FaultContext
 from chaos.faults.storage.checkpoint import KEPT_FOLDER, newest_whole
 from chaos.faults.watch import Watch
-from chaos.spec.target import ResolvedTarget
+from chaos.language.target import ResolvedTarget
 from mecefo_runtime.checkpoint.checkpoint import complete, step_folder, unit_names, verify
 from mecefo_runtime.checkpoint.folder import CheckpointFolder
 from mecefo_runtime.checkpoint.manifest import CheckpointCorrupt, Identity

@@ -14,7 +14,7 @@ from chaos.faults.base import Act, FaultContext, OwnedProcess
 from chaos.faults.storage.snapshot import FlippedMemory, FlipSnapshotBit
 from chaos.faults.watch import Watch
 from chaos.in_process import snapshot_agent
-from chaos.spec.target import ResolvedTarget
+from chaos.language.target import ResolvedTarget
 from mecefo_runtime.job.state_source import Share, Version
 from mecefo_runtime.snapshots.checksums import checksums_of
 from mecefo_runtime.snapshots.inspection import SnapshotInspection

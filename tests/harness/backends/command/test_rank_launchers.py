@@ -18,7 +18,7 @@ from chaos.faults.process.kill import KillNode
 from chaos.faults.process.pause import PauseNode
 from chaos.faults.watch import Watch
 from chaos.host.run_processes import RUN_VARIABLE
-from chaos.spec.target import ResolvedTarget
+from chaos.language.target import ResolvedTarget
 from harness.backends.command.backend import LocalCommand
 from harness.backends.command.launches import parent_of
 from mecefo_runtime.system.events import Emitter

@@ -44,7 +44,7 @@ def test_what_python_compiled_and_hidden_files_do_not_count(copied):
     assert digest_at(copied).stdout.strip() == source_digest()
 
 
-@pytest.mark.parametrize("name", ["chaos/cli.py", TEMPLATE, "mecefo_chaos/module.py"])
+@pytest.mark.parametrize("name", ["mecefo_chaos/cli/main.py", TEMPLATE, "mecefo_chaos/module.py"])
 def test_every_byte_counts(copied, name):
     (copied / name).write_bytes((copied / name).read_bytes() + b"\n")
     assert digest_at(copied).stdout.strip() != source_digest()

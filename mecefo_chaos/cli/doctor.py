@@ -1,0 +1,96 @@
+"""`chaos doctor`: what runs need, what this machine lacks of it, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from chaos.errors import EnvironmentFailure
+from chaos.host.terminal import text_columns, wrap
+from chaos.plain_text import plain
+from mecefo_chaos.cli.shared.options import JSON_OPTION, OUT_OPTION
+from mecefo_chaos.cli.shared.output import print_json, print_text, standard_output
+
+if TYPE_CHECKING:
+    from harness.backends.finding import Backend, Finding
+
+_COLOURS = {"ok": "green", "missing": "yellow", "wrong": "red"}
+_OUTCOME_COLUMNS = 9
+_NAME_COLUMNS = 23
+
+
+@click.command()
+@click.option(
+    "--backend",
+    type=click.Choice(["local", "docker"]),
+    default="local",
+    show_default=True,
+    help="What must be there for the exit code to be 0: all that runs on this backend need.",
+)
+@click.option("--image", metavar="NAME", help="The image of --backend docker. Default: mecefo-chaos.")
+@OUT_OPTION
+@JSON_OPTION
+def doctor(backend: Backend, image: str | None, out: Path, as_json: bool) -> int:
+    """Check what runs need on this machine: what is there, what is missing, why it matters, and what to do.
+
+    Exit code 0 when runs can be made on the backend, 3 when not. What only some faults need is told, and no reason for
+    a 3.
+    """
+    from harness.backends.docker.image import DEFAULT_IMAGE
+    from harness.doctor.examine import examine
+
+    findings: list[Finding] = []
+    checks = examine(out, image or DEFAULT_IMAGE)
+    while (finding := _next(checks, len(findings))) is not None:
+        findings.append(finding)
+        if not as_json:
+            with standard_output():
+                click.echo(_told(finding))
+    stopping = [finding.name for finding in findings if finding.stops(backend)]
+    if as_json:
+        document = {"backend": backend, "usable": not stopping, "checks": [finding.to_dict() for finding in findings]}
+        print_json(document)
+    else:
+        print_text("\n" + _conclusion(backend, findings))
+    return EnvironmentFailure.exit_code if stopping else 0
+
+
+def _next(checks: Iterator[Finding], num_done: int) -> Finding | None:
+    """The next finding; the check may take longer than a user waits without a sign."""
+    from harness.live.working import Working
+
+    with Working("doctor") as progress:
+        progress(f"check {num_done + 1}")
+        return next(checks, None)
+
+
+def _told(finding: Finding) -> str:
+    width = text_columns()
+    hanging = _OUTCOME_COLUMNS + _NAME_COLUMNS
+    lines = [plain(finding.found)]
+    if finding.outcome != "ok":
+        lines += [f"for: {plain(finding.purpose)}", f"do:  {plain(finding.remedy)}"]
+    wrapped = [
+        part[hanging:]
+        for number, line in enumerate(lines)
+        for part in wrap(" " * hanging + line, width, hanging + (5 if number else 0))
+    ]
+    outcome = click.style(f"{finding.outcome:<{_OUTCOME_COLUMNS}}", fg=_COLOURS[finding.outcome])
+    return f"{outcome}{finding.name:<{_NAME_COLUMNS}}" + f"\n{' ' * hanging}".join(wrapped)
+
+
+def _conclusion(backend: Backend, findings: list[Finding]) -> str:
+    from harness.backends.finding import EVERY_BACKEND
+
+    lines = []
+    # The one that was asked for last, where it stands alone before the prompt.
+    for one in sorted(EVERY_BACKEND, key=lambda name: name == backend):
+        stopping = [finding.name for finding in findings if finding.stops(one)]
+        if stopping:
+            lines.append(f"--backend {one} cannot run here: see {', '.join(stopping)}")
+        else:
+            lines.append(f"--backend {one} has all that it needs")
+    return "\n".join(lines)
