@@ -8,11 +8,12 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from harness import report
 from harness.report.text_table import Table
 from mecefo_chaos.studies.papers.rules import Measured
 from mecefo_chaos.studies.papers.verdicts import Finding, Gate, Open, gate_word
 
-_REPORT = Path(__file__).parents[1] / "report"
+_REPORT = Path(report.__file__).parent
 _STYLES = (_REPORT / "palette.css", _REPORT / "figures.css", Path(__file__).with_name("page.css"))
 NOT_KNOWN = "-"
 

@@ -16,7 +16,7 @@ from tests.mecefo_chaos.studies.papers.mecefo.made import UNDILATED
 
 pytestmark = pytest.mark.unit
 
-DOCUMENT = Path(__file__).parents[4] / "docs/explanation/papers.md"
+DOCUMENT = Path(__file__).parents[5] / "docs/explanation/papers.md"
 
 
 @pytest.fixture(scope="module")

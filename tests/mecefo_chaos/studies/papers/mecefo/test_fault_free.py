@@ -17,7 +17,7 @@ from mecefo_runtime.job.config import QUALITIES
 
 pytestmark = pytest.mark.unit
 
-DOCUMENT = Path(__file__).parents[4] / "docs/explanation/benchmarks.md"
+DOCUMENT = Path(__file__).parents[5] / "docs/explanation/benchmarks.md"
 
 
 def test_the_shipped_figures_are_those_of_the_document():

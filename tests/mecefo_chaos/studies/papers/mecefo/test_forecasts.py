@@ -17,7 +17,7 @@ from mecefo_chaos.studies.papers.rules import MIN_RUNS
 
 pytestmark = pytest.mark.unit
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[5]
 
 
 def test_there_is_one_for_every_cell():
