@@ -46,12 +46,15 @@ error how far it is: on a terminal in one line, elsewhere with a line after two 
 
 
 def _command(command: click.Command, parent: click.Context) -> str:
+    """The section of a command, and those of its subcommands."""
     context = click.Context(command, info_name=command.name, parent=parent)
-    usage = " ".join(["chaos", str(command.name), *command.collect_usage_pieces(context)])
+    usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
     options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
     rows = [(_names(option), _about(option, context)) for option in options]
     table = _table(("option", "meaning"), rows) if rows else ""
-    return f"\n## chaos {command.name}\n\n```text\n{usage}\n```\n\n{_prose(command.help or '')}\n\n{table}"
+    subcommands = command.commands.values() if isinstance(command, click.Group) else ()
+    section = f"\n## {context.command_path}\n\n```text\n{usage}\n```\n\n{_prose(command.help or '')}\n\n{table}"
+    return section + "".join(_command(one, context) for one in subcommands)
 
 
 def _names(option: click.Option) -> str:

@@ -278,7 +278,10 @@ def test_the_command_line_is_what_others_build_on():
     assert sorted(option_names(run)) == sorted(OPTIONS_OF_RUN)
     assert [parameter.name for parameter in run.params if parameter.param_type_name == "argument"] == ["subject"]
     understand_json = {name for name, command in cli.commands.items() if "--json" in option_names(command)}
-    assert understand_json == set(COMMANDS) - {"completion", "init", "schema", "serve", "shrink"}
+    assert understand_json == set(COMMANDS) - {"completion", "init", "paper", "schema", "serve", "shrink"}
+    papers = cli.commands["paper"]
+    assert isinstance(papers, Group) and sorted(papers.commands) == ["mecefo", "reft", "spare"]
+    assert all("--json" in option_names(command) for command in papers.commands.values())
 
 
 def option_names(command: Command) -> list[str]:

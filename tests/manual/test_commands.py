@@ -226,7 +226,8 @@ def test_a_wrong_option_is_found(code):
 def found(words):
     """(the click command, its arguments) of a command line of ours."""
     if words[0] == "chaos":
-        return cli.commands[words[1]], words[2:]
+        command, rest = cli.commands[words[1]], words[2:]
+        return (command.commands[rest[0]], rest[1:]) if isinstance(command, click.Group) and rest else (command, rest)
     name = "mecefo_runtime.launch.torchrun" if words[2] == "mecefo_runtime" else words[2]
     module = importlib.import_module(name)
     if not hasattr(module, "main"):
@@ -260,7 +261,8 @@ def all_options():
     modules += [path.parent.name for path in (ROOT / "benchmarks").glob("*/__main__.py")]
     lines = [("python", "-m", "mecefo_runtime"), *(("python", "-m", f"benchmarks.{name}") for name in sorted(modules))]
     known = {"--version", *torchrun_options(), *pytest_options(), *OF_DOCKER}
-    for command in (*cli.commands.values(), *(found(line)[0] for line in lines)):
+    of_papers = cli.commands["paper"].commands.values()
+    for command in (*cli.commands.values(), *of_papers, *(found(line)[0] for line in lines)):
         known |= option_names(command)
     return known
 
@@ -284,7 +286,7 @@ def unknown_options(code):
 
 def known_options(words, own):
     if words[0] == "chaos" and len(own) > 1 and re.fullmatch(r"[a-z][a-z-]*", own[1]):
-        return option_names(cli.commands[own[1]])
+        return option_names(found(tuple(own))[0])
     if words[0] == "torchrun":
         runtime = "mecefo_runtime" in words
         return torchrun_options() | (option_names(found(("python", "-m", "mecefo_runtime"))[0]) if runtime else set())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 Verdict = Literal[
     "reproduced", "better than the paper", "not reproduced", "cannot be decided here", "not checked", "no claim"
@@ -37,7 +37,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Whether something holds; `passed` None: too little was measured to tell. `n` is of how many."""
+    """Whether something holds; `passed` None: too little was measured to tell. `n` is of how many.
+
+    `figures` are keys of its JSON that only this gate has; of the same name, they take the place of the words.
+    """
 
     name: str
     passed: bool | None
@@ -45,6 +48,12 @@ class Gate:
     limit: str
     n: int
     reason: str = ""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        words = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "figures"}
+        return {**words, **self.figures}
 
 
 @dataclass(frozen=True, slots=True)

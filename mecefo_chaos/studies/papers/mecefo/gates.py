@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from mecefo_chaos.studies.papers.mecefo.claims import THROUGHPUT
 from mecefo_chaos.studies.papers.mecefo.setting import DEFAULT, METHODS, MICROBATCHES, SHAPES, SPEED, Cell
 from mecefo_chaos.studies.papers.mecefo.verdicts import Row
 from mecefo_chaos.studies.papers.rules import MIN_RUNS, Measured, at_most, passed_of
-from mecefo_chaos.studies.papers.verdicts import Verdict
+from mecefo_chaos.studies.papers.verdicts import Gate, Verdict
+from mecefo_chaos.studies.papers.views import spread_text
 
 # The drop of settled layouts alone, or that with transfers and regroups.
 Part = Literal["settled", "with_events"]
@@ -30,7 +31,7 @@ _TARGETS: Mapping[str, tuple[float, float]] = {"4x8": (0.005, 0.01), "8x4": (0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class DropGate:
     """A drop in one cell that must not be above `limit`. `figure` is of that cell alone, None: nothing was emulated."""
 
     cell: Cell
@@ -55,30 +56,36 @@ class Gate:
         """None: it is not decided."""
         return passed_of(self.verdict)
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values; `value` is the median."""
+    @property
+    def gate(self) -> Gate:
+        """As all papers' gates; in its JSON `value` is the median."""
         figure, method = self.figure, METHODS[self.cell.method]
-        return {
-            "name": self.name,
-            "cell": self.cell.key,
-            "strategy": method.strategy,
-            "quality": method.quality,
-            "part": self.part,
-            "limit": self.limit,
-            "limit_source": self.source,
-            "value": None if figure is None else figure.median,
-            "least": None if figure is None else figure.least,
-            "greatest": None if figure is None else figure.greatest,
-            "num_seeds": 0 if figure is None else figure.n,
-            "least_seeds": MIN_RUNS,
-            "rule": RULE,
-            "verdict": self.verdict,
-            "passed": self.passed,
-            "reason": self.reason,
-        }
+        return Gate(
+            self.name,
+            self.passed,
+            "not emulated" if figure is None else spread_text(figure, "z.2%"),
+            f"{self.limit:.2%}, {SOURCE_WORDS[self.source]}",
+            0 if figure is None else figure.n,
+            self.reason,
+            figures={
+                "cell": self.cell.key,
+                "strategy": method.strategy,
+                "quality": method.quality,
+                "part": self.part,
+                "limit": self.limit,
+                "limit_source": self.source,
+                "value": None if figure is None else figure.median,
+                "least": None if figure is None else figure.least,
+                "greatest": None if figure is None else figure.greatest,
+                "num_seeds": 0 if figure is None else figure.n,
+                "least_seeds": MIN_RUNS,
+                "rule": RULE,
+                "verdict": self.verdict,
+            },
+        )
 
 
-def wanted_gates() -> Iterator[Gate]:
+def wanted_gates() -> Iterator[DropGate]:
     """All gates, without figures: first the paper's drops for the default, then what `quality: speed` must keep."""
     for shape in SHAPES:
         for number in MICROBATCHES:
@@ -90,23 +97,23 @@ def wanted_gates() -> Iterator[Gate]:
     for shape, (settled_limit, limit) in _TARGETS.items():
         for number in MICROBATCHES:
             cell = Cell("7b", "high", shape, number, SPEED)
-            yield Gate(cell, "settled", settled_limit, "target")
-            yield Gate(cell, "with_events", limit, "target")
+            yield DropGate(cell, "settled", settled_limit, "target")
+            yield DropGate(cell, "with_events", limit, "target")
     for size in ("1b", "350m"):
         yield _of_paper(Cell(size, "high", "4x8", few, SPEED))
 
 
-def _of_paper(cell: Cell) -> Gate:
-    return Gate(cell, "with_events", THROUGHPUT["MeCeFO", cell.size].drop_ratio, "paper")
+def _of_paper(cell: Cell) -> DropGate:
+    return DropGate(cell, "with_events", THROUGHPUT["MeCeFO", cell.size].drop_ratio, "paper")
 
 
-def gates_of(rows: Sequence[Row]) -> tuple[Gate, ...]:
+def gates_of(rows: Sequence[Row]) -> tuple[DropGate, ...]:
     """The gates with the figures of the emulated runs in `rows`."""
     by_cell = {row.cell: row for row in rows}
     return tuple(_with_figure(gate, by_cell.get(gate.cell)) for gate in wanted_gates())
 
 
-def _with_figure(gate: Gate, row: Row | None) -> Gate:
+def _with_figure(gate: DropGate, row: Row | None) -> DropGate:
     emulated = None if row is None else row.emulated
     figure = None
     if emulated is not None:
@@ -115,7 +122,7 @@ def _with_figure(gate: Gate, row: Row | None) -> Gate:
     return replace(gate, reason="; ".join(_reasons(gate, row)))
 
 
-def _reasons(gate: Gate, row: Row | None) -> Iterator[str]:
+def _reasons(gate: DropGate, row: Row | None) -> Iterator[str]:
     """What limits or would change the verdict."""
     num_runs = 0 if gate.figure is None else gate.figure.n
     if num_runs < MIN_RUNS:

@@ -1,81 +1,25 @@
-"""The whole check as one value: closed forms, the authors' table, sensitivities, claims, gates, and what is open."""
+"""The check of SPARe (arXiv 2603.00357): closed forms and simulated jobs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
 
 from harness.live.working import Progress, no_progress
+from mecefo_chaos.studies.papers.check import Check, Paper
 from mecefo_chaos.studies.papers.spare.assumptions import Assumptions
 from mecefo_chaos.studies.papers.spare.claims import PAPER
-from mecefo_chaos.studies.papers.spare.endurance import NUM_CONTROLLED, NUM_DRAWS, Endurance, Errors, endurances, errors
-from mecefo_chaos.studies.papers.spare.findings import OPEN, Beyond, beyond, controller_seconds, findings
+from mecefo_chaos.studies.papers.spare.endurance import NUM_CONTROLLED, NUM_DRAWS
+from mecefo_chaos.studies.papers.spare.evidence import Evidence, evidence_of
+from mecefo_chaos.studies.papers.spare.findings import OPEN, controller_seconds, findings
 from mecefo_chaos.studies.papers.spare.gates import gates_of
+from mecefo_chaos.studies.papers.spare.plots import plots
+from mecefo_chaos.studies.papers.spare.sections import sections
 from mecefo_chaos.studies.papers.spare.simulated import DEFAULT_READING, Simulated
-from mecefo_chaos.studies.papers.spare.tables import (
-    ClaimRow,
-    CurvePoint,
-    Fit,
-    Sensitivity,
-    claim_rows,
-    curve,
-    fits,
-    sensitivities,
+from mecefo_chaos.studies.papers.spare.tables import Fit
+
+SPARE = Paper(
+    "SPARe", PAPER, "stacked shards against replication, by closed forms and by simulation", "Time to train", OPEN
 )
-from mecefo_chaos.studies.papers.verdicts import Finding, Gate, exit_code_of
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """Everything that is known of the paper's claims."""
-
-    seed: int
-    cases: tuple[Endurance, ...]
-    errors: tuple[Errors, ...]
-    rows: tuple[ClaimRow, ...]
-    curve: tuple[CurvePoint, ...]
-    sensitivities: tuple[Sensitivity, ...]
-    fits: tuple[Fit, ...]
-    beyond: tuple[Beyond, ...]
-    gates: tuple[Gate, ...]
-    findings: tuple[Finding, ...]
-    simulated: Simulated
-    notes: tuple[str, ...]
-
-    @property
-    def exit_code(self) -> int:
-        """0, 1 or 5: see `exit_code_of`."""
-        return exit_code_of(gate.passed for gate in self.gates)
-
-    def to_dict(self) -> dict[str, Any]:
-        """One JSON document; ratios are of 1."""
-        origin = self.simulated.origin
-        return {
-            "paper": PAPER,
-            "exit_code": self.exit_code,
-            "seed": self.seed,
-            "assumptions": asdict(Assumptions()),
-            "gates": [asdict(gate) for gate in self.gates],
-            "closed_forms": [
-                {**asdict(case), "error_ratio": case.error_ratio, "depth_error_ratio": case.depth_error_ratio}
-                for case in self.cases
-            ],
-            "table": [asdict(row) for row in self.rows],
-            "beyond_limit": [asdict(one) for one in self.beyond],
-            "fit": [{**asdict(one), "mean_error": one.mean_error} for one in self.fits],
-            "by_redundancy": [
-                {**asdict(point), "time_ratio": point.time_ratio, "availability_ratio": point.availability_ratio}
-                for point in self.curve
-            ],
-            "sensitivity": [
-                {**asdict(one), "gain": None if one.gain is None else asdict(one.gain)} for one in self.sensitivities
-            ],
-            "findings": [asdict(finding) for finding in self.findings],
-            "simulated": None if origin is None else asdict(origin),
-            "open": [asdict(one) for one in OPEN],
-            "notes": list(self.notes),
-        }
 
 
 def check(
@@ -84,25 +28,18 @@ def check(
     num_draws: int = NUM_DRAWS,
     num_controlled: int = NUM_CONTROLLED,
     progress: Progress = no_progress,
-) -> Check:
-    """Hold what was simulated, and what `seed` draws so often, against the closed forms and what the paper claims."""
-    cases = endurances(seed, num_draws, num_controlled, progress)
-    progress("verdicts")
-    rows, points, sensitive = claim_rows(simulated), curve(simulated), sensitivities(simulated)
-    fitted = fits(simulated)
+) -> Check[Evidence]:
+    """Compare what was simulated, and `num_draws` draws of `seed`, with the closed forms and the paper's claims."""
+    evidence = evidence_of(simulated, seed, num_draws, num_controlled, progress)
     return Check(
-        seed=seed,
-        cases=cases,
-        errors=errors(cases),
-        rows=rows,
-        curve=points,
-        sensitivities=sensitive,
-        fits=fitted,
-        beyond=beyond(cases, rows, points),
-        gates=gates_of(cases, rows),
-        findings=findings(cases, rows, points, sensitive, controller_seconds()),
-        simulated=simulated,
-        notes=tuple(_notes(simulated, fitted, num_draws, num_controlled)),
+        SPARE,
+        evidence,
+        gates=gates_of(evidence.cases, evidence.rows),
+        findings=findings(evidence.cases, evidence.rows, evidence.curve, evidence.sensitivities, controller_seconds()),
+        sections=sections(evidence),
+        plots=lambda: plots(evidence.curve, evidence.sensitivities),
+        figures=evidence.figures(),
+        notes=tuple(_notes(simulated, evidence.fits, num_draws, num_controlled)),
     )
 
 

@@ -578,7 +578,7 @@ OTHER_PROGRAMS = {
 EXCEPTIONS = {
     "mecefo_runtime/launch/": "the command line of `python -m mecefo_runtime`, which its own tests judge",
     "mecefo_chaos/studies/papers/": "`chaos paper`: what it advises takes minutes",
-    "mecefo_chaos/cli/paper.py": "`chaos paper`",
+    "mecefo_chaos/cli/paper/": "`chaos paper`",
     "mecefo_chaos/studies/forecast/cluster_file.py": "`chaos forecast`",
     "mecefo_chaos/cli/forecast.py": "`chaos forecast`",
     "chaos/host/containers.py": "needs a Docker engine that does not answer",

@@ -10,21 +10,18 @@ from pathlib import Path
 
 from mecefo_chaos.studies.forecast.cluster_file import load
 from mecefo_chaos.studies.forecast.study import Study, study
+from mecefo_chaos.studies.papers.check import Check
 from mecefo_chaos.studies.papers.mecefo import check as mecefo
-from mecefo_chaos.studies.papers.mecefo import page as mecefo_page
-from mecefo_chaos.studies.papers.mecefo import text as mecefo_text
 from mecefo_chaos.studies.papers.mecefo.forecasts import shipped_forecasts
 from mecefo_chaos.studies.papers.mecefo.perplexity import shipped_convergence
 from mecefo_chaos.studies.papers.mecefo.results import shipped_results
+from mecefo_chaos.studies.papers.page import render
 from mecefo_chaos.studies.papers.reft import check as reft
-from mecefo_chaos.studies.papers.reft import page as reft_page
-from mecefo_chaos.studies.papers.reft import text as reft_text
 from mecefo_chaos.studies.papers.reft.real.measured import read_measured
 from mecefo_chaos.studies.papers.reft.saving import read_saving
 from mecefo_chaos.studies.papers.spare import check as spare
-from mecefo_chaos.studies.papers.spare import page as spare_page
-from mecefo_chaos.studies.papers.spare import text as spare_text
 from mecefo_chaos.studies.papers.spare.simulated import read_simulated
+from mecefo_chaos.studies.papers.text import check_text
 from tests.mecefo_chaos.studies.forecast.test_study import CLUSTER
 from tests.mecefo_chaos.studies.papers.mecefo.made import FAULT_FREE, UNDILATED
 
@@ -40,6 +37,11 @@ class Shown:
     page: Callable[[], str]
 
 
+def shown(check: Check) -> Shown:
+    """With all tables."""
+    return Shown(lambda width: check_text(check, width, with_details=True), lambda: render(check))
+
+
 @cache
 def forecast() -> Study:
     """A study of few hours."""
@@ -52,19 +54,19 @@ def forecast() -> Study:
 @cache
 def of_mecefo() -> Shown:
     found = mecefo.check(shipped_results(), shipped_forecasts(), shipped_convergence(), UNDILATED, FAULT_FREE)
-    return Shown(lambda width: mecefo_text.check_text(found, width), lambda: mecefo_page.render(found))
+    return shown(found)
 
 
 @cache
 def of_reft() -> Shown:
     found = reft.check(read_measured(NOWHERE), read_saving(None), 1, 10)
-    return Shown(lambda width: reft_text.check_text(found, width), lambda: reft_page.render(found))
+    return shown(found)
 
 
 @cache
 def of_spare() -> Shown:
     found = spare.check(read_simulated(NOWHERE), 1, 20, 1)
-    return Shown(lambda width: spare_text.check_text(found, width), lambda: spare_page.render(found))
+    return shown(found)
 
 
 PAPERS: Mapping[str, Callable[[], Shown]] = {"mecefo": of_mecefo, "reft": of_reft, "spare": of_spare}

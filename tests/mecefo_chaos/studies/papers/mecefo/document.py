@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mecefo_chaos.studies.papers.mecefo.check import Check
+from mecefo_chaos.studies.papers.check import Check
 from mecefo_chaos.studies.papers.mecefo.setting import METHODS, MICROBATCHES, SHAPES, Cell
 from mecefo_chaos.studies.papers.views import measured_text
 
@@ -14,7 +14,7 @@ _SHOWN = ("mecefo", "mecefo-speed", "mecefo-paper", "exact", "oobleck-like", "ba
 
 def forecast_lines(check: Check) -> Iterator[str]:
     """Drops of 7B under `high` with regroups and transfers: hidden with few and many microbatches, then exposed."""
-    rows = {row.cell: row for row in check.rows}
+    rows = {row.cell: row for row in check.evidence.rows}
     for shape in SHAPES:
         for method in _SHOWN:
             some = [
@@ -34,7 +34,7 @@ def _range(row) -> str:
 
 def emulated_lines(check: Check) -> Iterator[str]:
     """Every cell that was emulated."""
-    for row in check.rows:
+    for row in check.evidence.rows:
         if row.emulated is not None:
             seen = row.emulated
             figures = (measured_text(one, _FORM) for one in (seen.settled, seen.predicted, seen.with_events))

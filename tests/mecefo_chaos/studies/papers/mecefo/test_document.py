@@ -33,7 +33,7 @@ def test_a_table_has_the_rows_that_follow_from_the_figures(table, shipped):
 
 def test_what_the_document_says_of_the_gates(shipped):
     text = " ".join(DOCUMENT.read_text().split())
-    decided = [gate for gate in shipped.gates if gate.passed is not None]
+    decided = [gate for gate in shipped.evidence.gates if gate.passed is not None]
     assert len(shipped.gates) == 20 and "Three of 20 gates are decided, and pass" in text
     assert [gate.passed for gate in decided] == [True] * 3
     assert {gate.cell.method for gate in decided} == {"mecefo-speed"} and "No gate of the default is decided" in text
@@ -45,7 +45,7 @@ def test_what_the_document_says_of_the_rows_of_the_default(shipped):
     verdicts = {
         shape: [
             row.verdict
-            for row in shipped.rows
+            for row in shipped.evidence.rows
             if (row.cell.size, row.cell.process, row.cell.shape, row.cell.method) == ("7b", "high", shape, "mecefo")
         ]
         for shape in ("4x8", "8x4")

@@ -190,7 +190,7 @@ def test_a_gate_is_decided_by_the_runs_of_its_own_cell(gate):
 def test_a_gate_has_value_range_and_n_of_one_cell(gate):
     found = gate_with(gate, [0.001, 0.002, 0.004])
     assert (found.figure.least, found.figure.median, found.figure.greatest) == pytest.approx((0.001, 0.002, 0.004))
-    document = found.to_dict()
+    document = found.gate.to_dict()
     assert [document[key] for key in ("least", "value", "greatest", "num_seeds")] == [
         found.figure.least,
         found.figure.median,

@@ -36,7 +36,7 @@ def all_runs(settled_drop=0.001, event_seconds=1.0, seeds=SEEDS):
 
 def passed_of(found, cell):
     """By part, whether the gates of `cell` pass."""
-    return {gate.part: gate.passed for gate in found.gates if gate.cell == cell}
+    return {gate.part: gate.passed for gate in found.evidence.gates if gate.cell == cell}
 
 
 def test_with_nothing_emulated_nothing_is_decided():
@@ -56,7 +56,7 @@ def test_runs_that_keep_to_the_limits_pass():
 def test_one_that_does_not_fails_though_others_are_undecided():
     found = checked(*[run_of(cell_of("4x8"), seed, settled_drop=0.006) for seed in SEEDS])
     assert passed_of(found, cell_of("4x8")) == {"settled": False, "with_events": True}
-    assert {gate.passed for gate in found.gates if gate.cell != cell_of("4x8")} == {None}
+    assert {gate.passed for gate in found.evidence.gates if gate.cell != cell_of("4x8")} == {None}
     assert found.exit_code == 1
 
 
@@ -94,7 +94,7 @@ def test_value_range_and_n_of_a_gate_are_of_the_same_cell():
     assert passed_of(found, cell_of()) == {"settled": True, "with_events": True}
     # One run does not fail a gate, and it does not borrow the n of another cell.
     assert passed_of(found, many) == {"settled": None, "with_events": None}
-    (gate,) = [gate for gate in found.gates if gate.cell == many and gate.part == "settled"]
+    (gate,) = [gate for gate in found.evidence.gates if gate.cell == many and gate.part == "settled"]
     assert gate.figure.n == 1 and gate.figure.median == pytest.approx(0.03)
     bad = [run_of(many, seed, settled_drop=0.03) for seed in SEEDS]
     assert passed_of(checked(*good, *bad), many) == {"settled": False, "with_events": False}

@@ -13,11 +13,11 @@ import pytest
 from mecefo_chaos.cli.main import run_cli
 from mecefo_chaos.studies.papers.mecefo.check import check
 from mecefo_chaos.studies.papers.mecefo.forecasts import shipped_forecasts
-from mecefo_chaos.studies.papers.mecefo.page import render
 from mecefo_chaos.studies.papers.mecefo.perplexity import shipped_convergence
 from mecefo_chaos.studies.papers.mecefo.results import write_result
 from mecefo_chaos.studies.papers.mecefo.setting import METHODS
-from mecefo_chaos.studies.papers.mecefo.text import check_text
+from mecefo_chaos.studies.papers.page import render
+from mecefo_chaos.studies.papers.text import check_text
 from tests.mecefo_chaos.studies.papers.mecefo.made import FAULT_FREE, UNDILATED, cell_of, result_of, results_of, run_of
 from tests.mecefo_chaos.studies.papers.mecefo.test_turning import HOLDING
 from tests.mecefo_chaos.studies.papers.pages import WIDE, Links, one_line
@@ -69,8 +69,8 @@ def test_every_row_says_which_strategy_and_which_quality_it_is(found):
 
 
 def test_the_figure_that_decides_a_row_is_in_all_three(found):
-    text, page = check_text(found), render(found)
-    for row, values in zip(found.rows, found.to_dict()["throughput"], strict=True):
+    text, page = one_line(check_text(found, WIDE, with_details=True)), render(found)
+    for row, values in zip(found.evidence.rows, found.to_dict()["throughput"], strict=True):
         figure = row.figure
         assert values["figure"] == asdict(figure) and values["basis"] == row.basis
         shown = (f"{figure.median:z.2%}", f"{figure.least:z.2%} to {figure.greatest:z.2%}")
@@ -117,7 +117,8 @@ def test_nonsense_is_refused_in_a_sentence(arguments, said, capsys):
 
 
 def test_help_needs_no_torch():
-    script = "import sys, mecefo_chaos.cli.main as it; it.run_cli(['paper', '--help']); print('torch' in sys.modules)"
+    script = "from mecefo_chaos.cli.main import run_cli; run_cli(['paper', 'mecefo', '--help'])"
+    script += "\nimport sys; print('torch' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert answer.stdout.splitlines()[-1] == "False"
     assert "--emulate" in answer.stdout

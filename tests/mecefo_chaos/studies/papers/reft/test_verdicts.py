@@ -103,7 +103,7 @@ def test_claims_whose_text_was_not_at_hand_say_so(good) -> None:
 
 
 def test_the_waste_follows_from_what_was_measured(good) -> None:
-    ways = {row.way: row for row in good.waste if row.failures == "every 30 min"}
+    ways = {row.way: row for row in good.evidence.waste if row.failures == "every 30 min"}
     snapshot = ways["a snapshot, XOR"]
     assert snapshot.interval_seconds == pytest.approx((2 * 0.01 * 1800) ** 0.5)
     assert snapshot.per_failure_seconds == pytest.approx(0.5 + snapshot.interval_seconds / 2)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from mecefo_chaos.cli.main import run_cli
+from mecefo_chaos.studies.papers.page import render
 from mecefo_chaos.studies.papers.reft.check import check
-from mecefo_chaos.studies.papers.reft.page import render
 from mecefo_chaos.studies.papers.reft.real.measured import FILE, FORMAT, read_measured
-from mecefo_chaos.studies.papers.reft.text import check_text, sections
+from mecefo_chaos.studies.papers.text import check_text
 from mecefo_runtime.system.json_values import to_json
 from tests.mecefo_chaos.studies.papers.pages import WIDE, Links, one_line
 from tests.mecefo_chaos.studies.papers.reft.made import measured_of, saving_of
@@ -32,7 +32,7 @@ def test_every_gate_claim_table_and_open_question_is_in_all_three(found) -> None
     for finding in found.findings:
         for words in (finding.claim, finding.ours, finding.rule, finding.verdict):
             assert words in text and words.replace("'", "&#39;") in page and words in told
-    for section in sections(found):
+    for section in found.sections:
         assert section.title in text and section.title.replace("'", "&#39;") in page
         assert one_line(" ".join(section.table().lines(WIDE))) in text
         assert all(len(row) == len(section.head) for row in section.rows)
@@ -50,8 +50,8 @@ def test_what_came_with_this_version_was_measured_enough_and_decides_every_gate(
     shipped = check(read_measured(tmp_path), None, 1, 10)
     # So few draws do not decide whether chance agrees.
     assert [gate.passed for gate in shipped.gates] == [True, None, *[True] * 6]
-    assert len(shipped.measured.draws) >= 200
-    for origin in (shipped.measured.of_draws, shipped.measured.of_runs):
+    assert len(shipped.evidence.measured.draws) >= 200
+    for origin in (shipped.evidence.measured.of_draws, shipped.evidence.measured.of_runs):
         assert origin is not None and origin.date and origin.machine and origin.command.startswith("chaos paper reft")
 
 
@@ -71,9 +71,9 @@ def test_own_results_take_the_place_of_those_that_came(tmp_path: Path, num_runs:
     ("arguments", "said"),
     [
         (["ref"], "did you mean 'reft'?"),
-        (["reft", "--only", "7b"], "--only: it is about mecefo, not reft"),
-        (["reft", "--emulate"], "--emulate: it is about mecefo, not reft"),
-        (["mecefo", "--draws", "3"], "--draws: it is about reft, not mecefo"),
+        (["reft", "--only", "7b"], "no such option '--only'"),
+        (["reft", "--emulate"], "no such option '--emulate'"),
+        (["mecefo", "--draws", "3"], "no such option '--draws'"),
         (["reft", "--saving", "nowhere.json"], "nowhere.json: cannot be read"),
         (["reft", "--saving", "README.md"], "is not what `python -m benchmarks.snapshots"),
         (["reft", "--results", "README.md"], "README.md"),

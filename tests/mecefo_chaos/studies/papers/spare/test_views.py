@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from mecefo_chaos.cli.main import run_cli
+from mecefo_chaos.studies.papers.page import render
 from mecefo_chaos.studies.papers.spare.check import check
 from mecefo_chaos.studies.papers.spare.claims import CLAIMS
-from mecefo_chaos.studies.papers.spare.page import render
 from mecefo_chaos.studies.papers.spare.simulated import (
     FILE,
     Row,
@@ -21,7 +21,7 @@ from mecefo_chaos.studies.papers.spare.simulated import (
     wanted_rows,
 )
 from mecefo_chaos.studies.papers.spare.simulation import simulate
-from mecefo_chaos.studies.papers.spare.text import check_text, sections
+from mecefo_chaos.studies.papers.text import check_text
 from tests.mecefo_chaos.studies.papers.pages import WIDE, Links, one_line
 from tests.mecefo_chaos.studies.papers.spare.made import outcome_of, simulated_of
 
@@ -89,7 +89,7 @@ def test_every_gate_claim_table_and_open_question_is_in_all_three(good) -> None:
     for finding in good.findings:
         for words in (finding.claim, finding.ours, finding.rule, finding.verdict):
             assert words in text and words.replace("'", "&#39;") in page and words in told
-    for section in sections(good):
+    for section in good.sections:
         assert section.title in text and section.title.replace("'", "&#39;") in page
         assert one_line(" ".join(section.table().lines(WIDE))) in text
         assert all(len(row) == len(section.head) for row in section.rows)
@@ -112,7 +112,7 @@ def test_what_came_with_this_version_has_every_row_and_passes(tmp_path: Path) ->
     # Of these rows some seeds are within 2% and others are not.
     assert [gate.passed for gate in found.gates[2:]] == [None, True]
     assert "N=200 r=4" in found.gates[2].reason and "N=600 r=20" in found.gates[2].reason
-    beyond = {(one.claim, one.cell) for one in found.beyond}
+    beyond = {(one.claim, one.cell) for one in found.evidence.beyond}
     assert {("time to train, spare", "N=600 r=20"), ("mean depth, simulated", "N=600 r=18")} <= beyond
     assert all(shipped.of(Row(claim.scheme, claim.num_groups, claim.redundancy)) for claim in CLAIMS)
 
@@ -167,7 +167,7 @@ def test_rows_are_parsed() -> None:
         (["--row", "spare,200,x"], "is no row"),
         (["--row", "spare,2000000,9"], "are more than"),
         (["--assume", "recovery=absorb"], "--assume: it is about rows of your own"),
-        (["--draws", "3"], "--draws: it is about reft, not spare"),
+        (["--draws", "3"], "no such option '--draws'"),
         (["--results", "README.md"], "README.md"),
     ],
 )

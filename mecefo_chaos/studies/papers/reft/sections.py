@@ -1,65 +1,39 @@
-"""The check as text: gates first, then tables, then what is open. The page shows the same tables."""
+"""Every table of the check."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from harness.analysis.words import name_seconds
-from harness.report.text_table import Table, laid_out
-from mecefo_chaos.studies.papers.reft.check import Check
-from mecefo_chaos.studies.papers.reft.claims import NODE_MTBF_SECONDS, PAPER, scale_seconds
+from mecefo_chaos.studies.papers.check import Section
+from mecefo_chaos.studies.papers.reft.claims import NODE_MTBF_SECONDS, scale_seconds
 from mecefo_chaos.studies.papers.reft.correlated import SHAPES, WINDOWS_SECONDS
-from mecefo_chaos.studies.papers.reft.findings import OPEN
+from mecefo_chaos.studies.papers.reft.evidence import Evidence
 from mecefo_chaos.studies.papers.reft.odds import LARGE, TIME_RATIOS, Odds
 from mecefo_chaos.studies.papers.reft.real.draws import TIME_RATIO
 from mecefo_chaos.studies.papers.reft.real.rungs import RungRun
 from mecefo_chaos.studies.papers.reft.sampling import Sample
 from mecefo_chaos.studies.papers.reft.saving import BUDGET_RATIO
 from mecefo_chaos.studies.papers.reft.schemes import IN_NODE, MOST_LOST, NUM_NODES
-from mecefo_chaos.studies.papers.views import NOT_KNOWN, Section, finding_lines, gate_line, measured_text, open_lines
-
-_Spread = tuple[float, float, float] | None
-
-
-def check_text(check: Check, width: int = 80) -> str:
-    """All of it, within `width` cells."""
-    return "\n".join(laid_out(_parts(check), width))
+from mecefo_chaos.studies.papers.rules import Measured
+from mecefo_chaos.studies.papers.views import NOT_KNOWN, measured_text, spread_text
 
 
-def _parts(check: Check) -> Iterator[str | Table]:
-    yield f"REFT, {PAPER}: how often the state in the nodes' memory survives, and what a loss costs"
-    yield ""
-    yield "gates"
-    for gate in check.gates:
-        yield f"  {gate_line(gate)}"
-    for section in sections(check):
-        yield ""
-        yield f"{section.title}{f' ({section.about})' if section.about else ''}"
-        yield section.table()
-    yield ""
-    yield "claims"
-    yield from finding_lines(check.findings)
-    yield ""
-    yield from open_lines(OPEN)
-    yield ""
-    yield from check.notes
-
-
-def sections(check: Check) -> tuple[Section, ...]:
+def sections(evidence: Evidence) -> tuple[Section, ...]:
     """Every table."""
     return (
-        _schemes(check),
-        _small(check),
-        _large(check),
-        _rungs(check),
-        _nodes(check),
-        *_weak(check),
-        *_saving(check),
-        _waste(check),
+        _schemes(evidence),
+        _small(evidence),
+        _large(evidence),
+        _rungs(evidence),
+        _nodes(evidence),
+        *_weak(evidence),
+        *_saving(evidence),
+        _waste(evidence),
     )
 
 
-def _schemes(check: Check) -> Section:
+def _schemes(evidence: Evidence) -> Section:
     return Section(
         "Survival of k nodes lost at once, closed form",
         "99% until: so long the state survives with 99%, though nothing is repaired; in hours for nodes that fail once "
@@ -73,13 +47,13 @@ def _schemes(check: Check) -> Section:
                 *(_probability(value) for value in row.by_num_lost),
                 f"{row.time_ratio:.2g} eta, {row.time_ratio * scale_seconds() / 3600:.2g} h",
             )
-            for row in check.schemes
+            for row in evidence.schemes
         ),
         left=(1,),
     )
 
 
-def _small(check: Check) -> Section:
+def _small(evidence: Evidence) -> Section:
     return Section(
         f"Survival on {NUM_NODES} nodes",
         "groups of four; closed form, losses drawn through the product's code, and real processes that were killed",
@@ -93,17 +67,17 @@ def _small(check: Check) -> Section:
                 *_sampled(one.lived),
                 f"{one.lived.num_draws}" if one.lived is not None else "0",
             )
-            for one in check.odds
+            for one in evidence.odds
             if one.num_nodes == NUM_NODES
         ),
         left=(0, 1),
     )
 
 
-def _large(check: Check) -> Section:
+def _large(evidence: Evidence) -> Section:
     wanted: list[tuple[int | None, float | None]] = [(k, None) for k in range(1, MOST_LOST + 1)]
     wanted += [(None, ratio) for ratio in TIME_RATIOS]
-    mine = [one for one in check.odds if one.num_nodes == LARGE]
+    mine = [one for one in evidence.odds if one.num_nodes == LARGE]
     by_scheme = {one.scheme: {(o.num_lost, o.time_ratio): o for o in mine if o.scheme == one.scheme} for one in mine}
     num_draws = next((one.drawn.num_draws for one in mine if one.drawn is not None), 0)
     return Section(
@@ -121,12 +95,12 @@ def _both(odds: Odds) -> str:
     return f"{_probability(odds.closed)} | {low:.2f}-{high:.2f}"
 
 
-def _saving(check: Check) -> Iterator[Section]:
-    if check.saving is None:
+def _saving(evidence: Evidence) -> Iterator[Section]:
+    if evidence.saving is None:
         return
     yield Section(
         "Saving",
-        f"{check.saving.state_bytes / 2**20:.0f} MiB of state on four replicas; median (least to greatest); the "
+        f"{evidence.saving.state_bytes / 2**20:.0f} MiB of state on four replicas; median (least to greatest); the "
         f"interval is how often one can save if training may be stopped for {BUDGET_RATIO:.0%} of the time",
         ("way to save", "MiB a rank", "stopped, ms", "safe after, ms", "interval, s"),
         tuple(
@@ -137,12 +111,12 @@ def _saving(check: Check) -> Iterator[Section]:
                 measured_text(way.total, ".0f", 1000),
                 measured_text(way.least_interval, ".2f"),
             )
-            for name, way in check.saving.methods.items()
+            for name, way in evidence.saving.methods.items()
         ),
     )
 
 
-def _rungs(check: Check) -> Section:
+def _rungs(evidence: Evidence) -> Section:
     return Section(
         "The ladder, in real runs",
         "median (least to greatest) of small jobs, with a snapshot after every step and a checkpoint after every 10",
@@ -157,18 +131,18 @@ def _rungs(check: Check) -> Section:
                 f"{row.num_served}",
                 f"{row.num_runs}",
             )
-            for row in check.rungs
+            for row in evidence.rungs
         ),
         left=(0, 1),
     )
 
 
-def _nodes(check: Check) -> Section:
+def _nodes(evidence: Evidence) -> Section:
     return Section(
         "Real runs of eight nodes, some of them lost at once",
         "two replicas of four stages, no checkpoint: a stage's layers are on two nodes",
         ("protection", "nodes lost", "expected", "served by", "steps lost", "s to the next step"),
-        tuple(_node_cells(run) for run in check.of_nodes),
+        tuple(_node_cells(run) for run in evidence.of_nodes),
         left=(0, 1, 2, 3),
     )
 
@@ -184,10 +158,10 @@ def _node_cells(run: RungRun) -> tuple[str, ...]:
     )
 
 
-def _weak(check: Check) -> Iterator[Section]:
-    sizes = tuple(dict.fromkeys(row.nodes_per_rack for row in check.racks))
+def _weak(evidence: Evidence) -> Iterator[Section]:
+    sizes = tuple(dict.fromkeys(row.nodes_per_rack for row in evidence.racks))
     by_scheme: dict[str, dict[int, str]] = {}
-    for row in check.racks:
+    for row in evidence.racks:
         cell = f"{row.spread_ratio:.0%} | {row.adjacent_ratio:.0%}"
         by_scheme.setdefault(row.scheme, {})[row.nodes_per_rack] = cell
     yield Section(
@@ -197,7 +171,7 @@ def _weak(check: Check) -> Iterator[Section]:
         tuple((scheme, *(of[size] for size in sizes)) for scheme, of in by_scheme.items()),
     )
     of_stages: dict[str, list[str]] = {}
-    for one in check.stages:
+    for one in evidence.stages:
         of_stages.setdefault(one.scheme, []).append(f"{one.borne_ratio:.0%}")
     yield Section(
         f"Weak point: all nodes that hold a stage lost at once, of {LARGE}",
@@ -221,12 +195,12 @@ def _weak(check: Check) -> Iterator[Section]:
                 _small_probability(row.by_follower),
                 _small_probability(row.by_rack_mate),
             )
-            for row in check.windows
+            for row in evidence.windows
         ),
     )
 
 
-def _waste(check: Check) -> Section:
+def _waste(evidence: Evidence) -> Section:
     return Section(
         "Waste at the best interval (Young)",
         "for each failure stopped time, half the interval and the retrieval; of all time with the saves themselves. "
@@ -242,7 +216,7 @@ def _waste(check: Check) -> Section:
                 f"{row.per_failure_seconds:.3g}",
                 f"{row.waste_ratio:.2%}",
             )
-            for row in check.waste
+            for row in evidence.waste
         ),
         left=(0, 1, 2),
     )
@@ -270,8 +244,5 @@ def _sampled(sample: Sample | None) -> tuple[str, str]:
     return f"{sample.ratio:.3f}", f"{low:.2f} to {high:.2f}"
 
 
-def _spread(spread: _Spread, form: str) -> str:
-    if spread is None:
-        return NOT_KNOWN
-    middle, least, greatest = (format(value, form) for value in spread)
-    return middle if least == greatest else f"{middle} ({least} to {greatest})"
+def _spread(spread: tuple[float, float, float] | None, form: str) -> str:
+    return NOT_KNOWN if spread is None else spread_text(Measured(*spread, 1), form)

@@ -1,63 +1,31 @@
-"""The check as text: gates first, then tables, then what is open. The page shows the same tables."""
+"""Every table of the check, and the table of rows that a user names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from statistics import median
 
 from harness.report.text_table import Table, laid_out
+from mecefo_chaos.studies.papers.check import Section
 from mecefo_chaos.studies.papers.rules import Measured
-from mecefo_chaos.studies.papers.spare.check import Check
-from mecefo_chaos.studies.papers.spare.claims import PAPER, SIZES
+from mecefo_chaos.studies.papers.spare.claims import SIZES
 from mecefo_chaos.studies.papers.spare.closed_forms import best_redundancy
-from mecefo_chaos.studies.papers.spare.findings import OPEN
+from mecefo_chaos.studies.papers.spare.evidence import Evidence
 from mecefo_chaos.studies.papers.spare.simulated import Row, row_words
 from mecefo_chaos.studies.papers.spare.simulation import Outcome
 from mecefo_chaos.studies.papers.spare.tables import Sensitivity
-from mecefo_chaos.studies.papers.views import (
-    NOT_KNOWN,
-    Section,
-    finding_lines,
-    gate_line,
-    measured_text,
-    open_lines,
-    table,
-)
+from mecefo_chaos.studies.papers.views import NOT_KNOWN, measured_text, spread_text
 
 
-def check_text(check: Check, width: int = 80) -> str:
-    """All of it, within `width` cells."""
-    return "\n".join(laid_out(_parts(check), width))
-
-
-def _parts(check: Check) -> Iterator[str | Table]:
-    yield f"SPARe, {PAPER}: stacked shards against replication, by closed forms and by simulation"
-    yield ""
-    yield "gates"
-    for gate in check.gates:
-        yield f"  {gate_line(gate)}"
-    for section in sections(check):
-        yield ""
-        yield f"{section.title}{f' ({section.about})' if section.about else ''}"
-        yield section.table()
-    yield ""
-    yield "claims"
-    yield from finding_lines(check.findings)
-    yield ""
-    yield from open_lines(OPEN)
-    yield ""
-    yield from check.notes
-
-
-def sections(check: Check) -> tuple[Section, ...]:
+def sections(evidence: Evidence) -> tuple[Section, ...]:
     """Every table."""
     return (
-        _table(check),
-        _beyond(check),
-        _fits(check),
-        _sensitivity(check.sensitivities),
-        _curve(check),
-        _closed_forms(check),
+        _table(evidence),
+        _beyond(evidence),
+        _fits(evidence),
+        _sensitivity(evidence.sensitivities),
+        _curve(evidence),
+        _closed_forms(evidence),
     )
 
 
@@ -65,7 +33,7 @@ def rows_text(outcomes: dict[Row, tuple[Outcome, ...]], width: int = 80) -> str:
     """Rows that somebody asked for."""
     head = ("row", "time to train", "availability", "wipe-outs", "depth", "period, steps", "n")
     rows = [_outcome_cells(row, found) for row, found in outcomes.items()]
-    return "\n".join(laid_out(table(head, rows, (0,)), width))
+    return "\n".join(laid_out([Table(head, rows)], width))
 
 
 def _outcome_cells(row: Row, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
@@ -73,8 +41,8 @@ def _outcome_cells(row: Row, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
     never = f"{num_over} of {len(outcomes)} come to an end"
     return (
         row_words(row),
-        _spread(Measured.of(one.time_ratio for one in outcomes), ".3f") if num_over == len(outcomes) else never,
-        _spread(Measured.of(one.availability_ratio for one in outcomes), ".1%"),
+        spread_text(Measured.of(one.time_ratio for one in outcomes), ".3f") if num_over == len(outcomes) else never,
+        spread_text(Measured.of(one.availability_ratio for one in outcomes), ".1%"),
         f"{sum(one.num_wipe_outs for one in outcomes) / len(outcomes):.0f}",
         f"{sum(one.mean_depth for one in outcomes) / len(outcomes):.2f}",
         f"{outcomes[0].period_steps}",
@@ -82,7 +50,7 @@ def _outcome_cells(row: Row, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
     )
 
 
-def _table(check: Check) -> Section:
+def _table(evidence: Evidence) -> Section:
     return Section(
         "Time to train, of the time without failures",
         "median of the seeds (least to greatest); the authors' table, and the simulation under the default reading, "
@@ -94,16 +62,16 @@ def _table(check: Check) -> Section:
                 f"{row.claim.num_groups}",
                 f"{row.claim.redundancy}",
                 f"{row.claim.time_ratio:.2f}",
-                _spread(row.time_ratio, ".2f"),
+                spread_text(row.time_ratio, ".2f"),
                 _apart(row.time_error),
                 NOT_KNOWN if row.claim.availability_ratio is None else f"{row.claim.availability_ratio:.1%}",
-                _spread(row.availability_ratio, ".1%"),
+                spread_text(row.availability_ratio, ".1%"),
                 _apart(row.availability_error),
-                _spread(row.num_wipe_outs, ".0f"),
+                spread_text(row.num_wipe_outs, ".0f"),
                 NOT_KNOWN if row.mean_depth is None else f"{row.mean_depth:.2f}",
                 f"{row.num_seeds}",
             )
-            for row in check.rows
+            for row in evidence.rows
         ),
         begins=(6, 9),
     )
@@ -124,9 +92,9 @@ def _sensitivity(sensitive: Sequence[Sensitivity]) -> Section:
     )
 
 
-def _curve(check: Check) -> Section:
+def _curve(evidence: Evidence) -> Section:
     by_redundancy: dict[int, dict[tuple[str, int], str]] = {}
-    for point in check.curve:
+    for point in evidence.curve:
         cell = f"{point.time_ratio:.2f} | {point.availability_ratio:.1%}"
         by_redundancy.setdefault(point.redundancy, {})[point.scheme, point.num_groups] = cell
     columns = [(scheme, size) for scheme in ("spare", "replication") for size in SIZES]
@@ -141,7 +109,7 @@ def _curve(check: Check) -> Section:
     )
 
 
-def _closed_forms(check: Check) -> Section:
+def _closed_forms(evidence: Evidence) -> Section:
     return Section(
         "Closed forms against orders of failures drawn by chance",
         "absolute errors, the mean over all redundancies that fit, and the worst",
@@ -156,18 +124,18 @@ def _closed_forms(check: Check) -> Section:
                 f"{one.worst_depth.depth_error_ratio:+.1%} at r={one.worst_depth.redundancy}",
                 f"{best_redundancy(one.num_groups)}",
             )
-            for one in check.errors
+            for one in evidence.errors
         ),
     )
 
 
-def _beyond(check: Check) -> Section:
+def _beyond(evidence: Evidence) -> Section:
     return Section(
         "Beyond the limit",
         "every cell that is farther away than its limit, in its median or in a seed; what is drawn is the mean over "
         "all orders, what is simulated a median (least to greatest, n)",
         ("figure", "cell", "apart", "limit"),
-        tuple((one.claim, one.cell, _beyond_text(one.error), f"{one.limit:.2%}") for one in check.beyond),
+        tuple((one.claim, one.cell, _beyond_text(one.error), f"{one.limit:.2%}") for one in evidence.beyond),
         left=(0, 1),
     )
 
@@ -176,7 +144,7 @@ def _beyond_text(error: Measured) -> str:
     return f"{error.median:+.1%}" if error.n == 1 else measured_text(error, "+.1%")
 
 
-def _fits(check: Check) -> Section:
+def _fits(evidence: Evidence) -> Section:
     return Section(
         "How each reading fits the authors' rows",
         "the rows with an availability; absolute distance of our median from theirs",
@@ -190,16 +158,9 @@ def _fits(check: Check) -> Section:
                 f"{one.worst_availability_error:+.1%}",
                 f"{one.mean_error:.2%}",
             )
-            for one in check.fits
+            for one in evidence.fits
         ),
     )
-
-
-def _spread(spread: Measured | None, form: str) -> str:
-    if spread is None:
-        return NOT_KNOWN
-    middle, least, greatest = (format(value, form) for value in (spread.median, spread.least, spread.greatest))
-    return middle if least == greatest else f"{middle} ({least} to {greatest})"
 
 
 def _apart(error: Measured | None) -> str:

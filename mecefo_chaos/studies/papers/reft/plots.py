@@ -1,42 +1,24 @@
-"""The check as one HTML page that needs no network and no script, with a plot of survival on eight and on 64 nodes."""
+"""Plots of survival on eight and on 64 nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 
 from markupsafe import Markup
 
 from harness.report.drawing import Rows, Scale, below, both_widths, figure, heading, legend, rect, rule
-from harness.report.templates import template
-from mecefo_chaos.studies.papers.reft.check import Check
-from mecefo_chaos.studies.papers.reft.claims import PAPER
-from mecefo_chaos.studies.papers.reft.findings import OPEN
 from mecefo_chaos.studies.papers.reft.odds import LARGE, Odds
 from mecefo_chaos.studies.papers.reft.schemes import NUM_NODES
-from mecefo_chaos.studies.papers.reft.text import sections
-from mecefo_chaos.studies.papers.views import gate_line, styles
 
-_TEMPLATE = "page.html.j2"
 _LABEL, _ROW, _BAR = 190, 16, 8
 _RIGHT = 24
 
 
-def render(check: Check) -> str:
-    """The whole page."""
-    return template(Path(__file__).parents[1], _TEMPLATE).render(
-        name="REFT",
-        about="How often the state in the nodes' memory survives, what a loss costs, and what the paper says of both.",
-        drawn="Survival",
-        check=check,
-        paper=PAPER,
-        open=OPEN,
-        styles=styles(),
-        gates=[(gate.passed, gate_line(gate)) for gate in check.gates],
-        plots=[both_widths(partial(_plot, check.odds, num_nodes)) for num_nodes in (NUM_NODES, LARGE)],
-        sections=sections(check),
-    )
+def plots(odds: Sequence[Odds]) -> Iterator[Markup]:
+    """One for each number of nodes."""
+    for num_nodes in (NUM_NODES, LARGE):
+        yield both_widths(partial(_plot, odds, num_nodes))
 
 
 def _plot(odds: Sequence[Odds], num_nodes: int, width: int) -> Markup:

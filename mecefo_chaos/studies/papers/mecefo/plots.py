@@ -1,66 +1,23 @@
-"""The check as one HTML page that needs no network and no script, with a plot for each size and shape."""
+"""A plot of the drops of tokens/s for each size and shape."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 
 from markupsafe import Markup
 
 from harness.report.drawing import Rows, Scale, below, both_widths, figure, heading, legend, rect, rule
-from harness.report.templates import template
-from mecefo_chaos.studies.papers.mecefo.check import Check
-from mecefo_chaos.studies.papers.mecefo.claims import PAPER, SIZES
-from mecefo_chaos.studies.papers.mecefo.findings import OPEN
+from mecefo_chaos.studies.papers.mecefo.claims import SIZES
 from mecefo_chaos.studies.papers.mecefo.setting import METHODS
-from mecefo_chaos.studies.papers.mecefo.text import (
-    COLUMNS,
-    METHOD_COLUMNS,
-    UNDILATED_COLUMNS,
-    blocks,
-    gate_line,
-    gates_title,
-    method_cells,
-    row_cells,
-    sources,
-    undilated_cells,
-    undilated_title,
-)
 from mecefo_chaos.studies.papers.mecefo.verdicts import Row
-from mecefo_chaos.studies.papers.views import styles
 
-_TEMPLATE = "page.html.j2"
 _LABEL, _ROW, _BAR = 236, 30, 9
 _RIGHT = 60
 
 
-def render(check: Check) -> str:
-    """The whole page."""
-    return template(Path(__file__).parent, _TEMPLATE).render(
-        check=check,
-        paper=PAPER,
-        open=OPEN,
-        undilated_title=undilated_title(check.undilated),
-        undilated_columns=UNDILATED_COLUMNS,
-        undilated_rows=undilated_cells(check.undilated),
-        styles=styles(),
-        gates_title=gates_title(check),
-        method_columns=METHOD_COLUMNS,
-        methods=method_cells(),
-        sources=sources(check),
-        columns=COLUMNS,
-        gates=[(gate.passed, gate_line(gate)) for gate in check.gates],
-        plots=list(_plots(check.rows)),
-        blocks=[
-            (title, [(*row_cells(row), row.reason if row.paper else "") for row in rows])
-            for title, rows in blocks(check)
-        ],
-    )
-
-
-def _plots(rows: Sequence[Row]) -> Iterator[Markup]:
+def plots(rows: Sequence[Row]) -> Iterator[Markup]:
     """One for each size and shape, under `high`."""
     high = [row for row in rows if row.cell.process == "high"]
     for (size, shape), some in groupby(high, key=lambda row: (row.cell.size, row.cell.shape)):

@@ -1,10 +1,9 @@
-"""The check as one HTML page that needs no network and no script, with times by redundancy and gains by assumption."""
+"""Plots of times by redundancy and of gains by assumption."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 
 from markupsafe import Markup
 
@@ -25,15 +24,9 @@ from harness.report.drawing import (
     text,
     ticks,
 )
-from harness.report.templates import template
-from mecefo_chaos.studies.papers.spare.check import Check
-from mecefo_chaos.studies.papers.spare.claims import CLAIMS, GAIN_RATIOS, PAPER, SIZES
-from mecefo_chaos.studies.papers.spare.findings import OPEN
+from mecefo_chaos.studies.papers.spare.claims import CLAIMS, GAIN_RATIOS, SIZES
 from mecefo_chaos.studies.papers.spare.tables import CurvePoint, Sensitivity
-from mecefo_chaos.studies.papers.spare.text import sections
-from mecefo_chaos.studies.papers.views import gate_line, styles
 
-_TEMPLATE = "page.html.j2"
 _LABEL, _ROW, _BAR = 220, 14, 9
 _RIGHT = 24
 _HEIGHT = 190.0
@@ -42,23 +35,11 @@ _MOST_TIME_RATIO = 10.0
 _CURVES = (("spare", "main", "SPARe"), ("replication", "twin", "replication"))
 
 
-def render(check: Check) -> str:
-    """The whole page."""
-    return template(Path(__file__).parents[1], _TEMPLATE).render(
-        name="SPARe",
-        about="Stacked shards against replication, by closed forms and by simulation, and what the paper says of both.",
-        drawn="Time to train",
-        check=check,
-        paper=PAPER,
-        open=OPEN,
-        styles=styles(),
-        gates=[(gate.passed, gate_line(gate)) for gate in check.gates],
-        plots=[
-            *(both_widths(partial(_curves, check.curve, size)) for size in SIZES),
-            both_widths(partial(_gains, check.sensitivities)),
-        ],
-        sections=sections(check),
-    )
+def plots(points: Sequence[CurvePoint], sensitive: Sequence[Sensitivity]) -> Iterator[Markup]:
+    """One for each number of groups, and one of all assumptions."""
+    for size in SIZES:
+        yield both_widths(partial(_curves, points, size))
+    yield both_widths(partial(_gains, sensitive))
 
 
 def _curves(points: Sequence[CurvePoint], num_groups: int, width: int) -> Markup:
