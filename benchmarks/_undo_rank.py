@@ -45,9 +45,9 @@ def start_node(folder: Path, checkpoints: Path | None) -> tuple[ProcessId, Proce
     return ProcessId(*json.loads(path.read_text())), supervisor
 
 
-def invite(folder: Path, address: str, token: str) -> None:
+def invite(folder: Path, address: str) -> None:
     """Tell them where events and agents are listened to."""
-    _put(folder / _ADDRESS_FILE, [address, token])
+    _put(folder / _ADDRESS_FILE, address)
 
 
 def in_force(folder: Path) -> list[float] | None:
@@ -60,17 +60,16 @@ def _supervise(folder: Path, checkpoints: Path | None) -> int:
     rank = start_child("chaos-rank", folder / "processes.log", lambda: _train(folder, checkpoints))
     _put(folder / _RANK_FILE, [rank.pid, rank.start_ticks])
     code = os.waitstatus_to_exitcode(os.waitpid(rank.pid, 0)[1])
-    address, token = _invitation(folder)
-    _emitter(address, token, "supervisor").emit("process_exited", exited_pid=rank.pid, exit=code)
+    _emitter(_invitation(folder), "supervisor").emit("process_exited", exited_pid=rank.pid, exit=code)
     while True:
         time.sleep(3600.0)
 
 
 def _train(folder: Path, checkpoints: Path | None) -> int:
-    address, token = _invitation(folder)
-    agent, subject = Agent(address, token, rank=0, node=0, attempt=1), _Subject()
+    address = _invitation(folder)
+    agent, subject = Agent(address, rank=0, node=0, attempt=1), _Subject()
     agent.expose(subject)  # type: ignore[arg-type]
-    emitter = _emitter(address, token, "rank")
+    emitter = _emitter(address, "rank")
     step = 0
     while True:
         step += 1
@@ -104,17 +103,16 @@ def _save(checkpoints: Path, step: int, emitter: Emitter) -> None:
         path.unlink(missing_ok=True)
 
 
-def _invitation(folder: Path) -> tuple[str, str]:
+def _invitation(folder: Path) -> str:
     path = folder / _ADDRESS_FILE
     while not path.exists():
         time.sleep(_WAIT_SECONDS)
-    address, token = json.loads(path.read_text())
-    return address, token
+    return str(json.loads(path.read_text()))
 
 
-def _emitter(address: str, token: str, source: str) -> Emitter:
+def _emitter(address: str, source: str) -> Emitter:
     connection = socket.create_connection(parse_address(address))
-    connection.sendall(encode({"token": token, "role": "events"}))
+    connection.sendall(encode({"role": "events"}))
     return Emitter(SocketSink(connection), source, rank=0, node=0)
 
 

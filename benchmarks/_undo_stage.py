@@ -39,7 +39,6 @@ from chaos.undo.ledger import Ledger, read_ledger
 from chaos.undo.run_registry import OpenRun
 from harness.control.control_server import ControlServer
 from mecefo_runtime.system.process import ProcessId, start_child
-from mecefo_runtime.system.wire import new_token
 
 # Between "record written" and "record affected", in the order in which they come; the last is just after.
 POINTS = ("recorded", "applied", "noted", "verified", "lifted", "undone", "struck")
@@ -215,7 +214,7 @@ async def _inject(stage: Stage, kind: str, point: str, has_watchdog: bool, kills
     guard.open(has_watchdog=has_watchdog)
     await guard.ready()
     (stage.folder / _RUN_FILE).write_text(guard.run.to_json())
-    sessions, token = AgentSessions(), new_token()
+    sessions = AgentSessions()
     context = FaultContext(_Processes(stage.owned()), sessions, Watch(), stage.folder, stage.checkpoints)
     is_node, is_checkpoint = fault.scope == "node", str(fault.scope) == "checkpoint"
     incident = Incident(
@@ -236,11 +235,11 @@ async def _inject(stage: Stage, kind: str, point: str, has_watchdog: bool, kills
 
     injector = Injector([incident], registry(), frozenset({0}), context, sessions, guard.ledger, note)
     _die_at(point, fault, guard if kills_watchdog else None)
-    control = ControlServer(token, injector.on_event)
+    control = ControlServer(injector.on_event)
     control.agents = injector
     await control.open()
     injector.start()
-    invite(stage.folder, control.address, token)
+    invite(stage.folder, control.address)
     while not {"undone", "undo_failed"} & set(seen) and "unverified" not in seen:
         await asyncio.sleep(0.01)
     await injector.finish()

@@ -301,7 +301,7 @@ async def measure(
             run = await run_plain(forks, job, window, folder)
         else:
             run = await run_ours(
-                forks, job, window, folder, with_agent=condition == ARMED, with_phases=condition == PHASED
+                forks, job, window, folder, is_armed=condition == ARMED, with_phases=condition == PHASED
             )
     except RunFailed as failure:
         return Measurement(shape.name, round_number, condition, None, str(failure))

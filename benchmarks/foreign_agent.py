@@ -24,7 +24,6 @@ from benchmarks._spread import Spread, spread, table
 from benchmarks.plain.runs import NeverReached
 from harness.control.control_server import ControlServer
 from mecefo_runtime.system.events import Event
-from mecefo_runtime.system.wire import new_token
 
 ROOT = Path(__file__).resolve().parents[1]
 NUM_CORES = 2
@@ -77,12 +76,11 @@ async def measure(num_blocks: int, steps_per_block: int, num_starts: int) -> Cos
     Raises:
         RuntimeError: the script failed, or was not followed.
     """
-    token = new_token()
     events: list[Event] = []
-    control = ControlServer(token, events.append)
+    control = ControlServer(events.append)
     control.agents = NeverReached()
     await control.open()
-    environment = {**os.environ, "CHAOS_RUN": "benchmark", "CHAOS_AGENT": control.address, "CHAOS_TOKEN": token}
+    environment = {**os.environ, "CHAOS_RUN": "benchmark", "CHAOS_AGENT": control.address}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "chaos/external/site"), str(ROOT)])
     try:
         script = str(ROOT / "benchmarks/_foreign_training.py")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 
 from chaos.in_process.agent import Agent
+from chaos.in_process.protocol import AGENT_VARIABLE
 from chaos.in_process.snapshot_agent import SnapshotAgent
 
 
 def install(*, rank: int | None, node: int, attempt: int) -> Agent:
     """The runtime's hook (see `mecefo_runtime.training.hooks`): connects to the injector named by the environment."""
     kind = Agent if rank is not None else SnapshotAgent
-    return kind(os.environ["CHAOS_AGENT"], os.environ["CHAOS_TOKEN"], rank=rank, node=node, attempt=attempt)
+    return kind(os.environ[AGENT_VARIABLE], rank=rank, node=node, attempt=attempt)
 
 
 def step(
@@ -23,7 +24,7 @@ def step(
     is counted by itself then. `number` is the script's own count of steps (from 1), where it does not begin at 1; the
     figures are those of the step, of all ranks together, where the script knows them. Outside of a run it does nothing.
     """
-    if not (os.environ.get("CHAOS_AGENT") and os.environ.get("CHAOS_RUN")):
+    if not (os.environ.get(AGENT_VARIABLE) and os.environ.get("CHAOS_RUN")):
         return
     # Only here: ranks of our own runtime have no use for it, and without torch there is nothing to follow.
     from chaos.external.start import step_ended

@@ -12,9 +12,9 @@ from statistics import median
 from typing import Any
 
 from benchmarks.plain.runs import NeverReached
+from chaos.in_process.protocol import AGENT_VARIABLE
 from chaos.language.trigger import PHASES as ALL_PHASES
 from harness.control.control_server import ControlServer
-from mecefo_runtime.system.wire import new_token
 from mecefo_runtime.training.hooks import Hooks
 
 NUM_REPEATS, NUM_STEPS = 9, 5000
@@ -47,19 +47,18 @@ class AgentCost:
 
 async def measure_agent() -> AgentCost:
     """Time announcements to an agent that is connected, as in a run, and told of a fault that never comes."""
-    token = new_token()
-    control = ControlServer(token, lambda event: None)
+    control = ControlServer(lambda event: None)
     control.agents = NeverReached()
     await control.open()
     try:
         # On a thread of its own: the control server must answer the agent meanwhile.
-        return await asyncio.to_thread(_measure, control.address, token)
+        return await asyncio.to_thread(_measure, control.address)
     finally:
         await control.close()
 
 
-def _measure(address: str, token: str) -> AgentCost:
-    with _environment({"CHAOS_AGENT": address, "CHAOS_TOKEN": token}):
+def _measure(address: str) -> AgentCost:
+    with _environment({AGENT_VARIABLE: address}):
         armed = Hooks("chaos.agent:install", rank=0, node=0, attempt=1)
     bare = Hooks("", rank=0, node=0, attempt=1)
     # In turns, so that a drift of the machine favours neither.

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import torch
 from benchmarks.plain.phases import Window
 from benchmarks.plain.trainer import PlainTrainer
 from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.job.rank_environment import RankEnvironment
 from mecefo_runtime.launch.sinks import connect_sink
 from mecefo_runtime.launch.supervisor import run_supervisor
 from mecefo_runtime.membership.coordinator import run_coordinator
@@ -97,20 +99,21 @@ class Forks:
             self._start(f"node-{node}", folder, partial(host, node))
 
     def _start_ours(self, command: Mapping[str, Any], folder: Path) -> None:
-        job = JobConfig.from_dict(command["config"])
+        told = RankEnvironment.read(command["environment"])
+        job = told.job
         with socket.create_server((LOOPBACK, 0), backlog=1024) as listener:
             address = f"{LOOPBACK}:{listener.getsockname()[1]}"
-            environment = {**command["environment"], "MECEFO_COORDINATOR": address}
-            environment["MECEFO_JOB"] = json.dumps(command["config"])
+            environment = replace(told, coordinator=address)
 
             def coordinate() -> int:
                 os.setsid()
                 keep_only((listener.fileno(),))
-                emitter = Emitter(connect_sink(environment), "coordinator")
-                return run_coordinator(job, listener, environment["MECEFO_TOKEN"], emitter)
+                emitter = Emitter(connect_sink(environment.events), "coordinator")
+                return run_coordinator(job, listener, environment.token, emitter)
 
             def supervise(node: int) -> int:
                 keep_only(())
+                os.environ.update(command["environment"])
                 ranks = job.cluster().ranks_of(node)
                 return run_supervisor(environment, node, ranks, 1, dict.fromkeys(ranks, 1), folder)
 

@@ -20,9 +20,11 @@ from benchmarks.plain.forks import plain_file, rendezvous_file
 from benchmarks.plain.phases import Window, hook_environment, phases_file
 from benchmarks.plain.usage import Memory, cpu_seconds_of, read_memory
 from chaos.in_process.protocol import AgentSession, FromAgent, Holds, Release
+from harness.backends.node_job import with_agent
 from harness.control.control_server import ControlServer
 from mecefo_runtime.comm.messages import StopNode
 from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.job.rank_environment import RankEnvironment
 from mecefo_runtime.system.events import MAIN_JOB, Event
 from mecefo_runtime.system.wire import new_token
 
@@ -284,10 +286,10 @@ async def run_ours(
     window: Window,
     folder: Path,
     *,
-    with_agent: bool = False,
+    is_armed: bool = False,
     with_phases: bool = False,
 ) -> Run:
-    """Run `job` in our runtime without faults; `with_agent` has every rank armed with a fault that never comes.
+    """Run `job` in our runtime without faults; `is_armed` has every rank armed with a fault that never comes.
 
     `with_phases` has the ranks measure their phases, and costs a little; what they took is measured from outside.
 
@@ -296,16 +298,15 @@ async def run_ours(
     """
     processes: dict[str, int] = {}
     watch = _Watch(window, job, lambda: processes)
-    control = ControlServer(token := new_token(), watch.on_event)
+    control = ControlServer(watch.on_event)
     await control.open()
     listener = NeverReached()
     control.agents = listener
-    environment = {"MECEFO_TOKEN": token, "MECEFO_EVENTS": control.address, "MECEFO_JOB_NAME": "main"}
-    if with_agent:
-        environment |= {"MECEFO_HOOKS": "chaos.agent:install", "CHAOS_AGENT": control.address, "CHAOS_TOKEN": token}
-    elif with_phases:
-        environment |= hook_environment(folder, window)
-    command = {"command": "ours", "config": job.to_dict(), "environment": environment, "folder": str(folder)}
+    environment = RankEnvironment(job, token=new_token(), events=control.address)
+    variables = with_agent(environment) if is_armed else environment.variables()
+    if with_phases and not is_armed:
+        variables |= hook_environment(folder, window)
+    command = {"command": "ours", "environment": variables, "folder": str(folder)}
     try:
         processes.update(await forks.start(command))
         await _finish_ours(forks, control, watch, set(processes), job, folder)

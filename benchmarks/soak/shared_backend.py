@@ -29,9 +29,8 @@ class SharedBackend:
         self._logs = folder / LOGS_FOLDER
         self._on_event: Callable[[Event], None] = lambda _: None
         emitter = Emitter(self._pass_on, "backend")
-        token = new_token()
-        self._control = ControlServer(token, self._pass_on)
-        self.backend = LocalBackend(self._control, token, self._logs, None, emitter)
+        self._control = ControlServer(self._pass_on)
+        self.backend = LocalBackend(self._control, new_token(), self._logs, None, emitter)
 
     async def __aenter__(self) -> Self:
         self._point_logs_to(self._folder)

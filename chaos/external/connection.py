@@ -10,7 +10,7 @@ import torch
 from chaos.external.identity import JOB_VARIABLE, Identity, identify, may_be_rank
 from chaos.external.report import Report
 from chaos.in_process.agent import Agent
-from chaos.in_process.protocol import ASKS_FOR_START
+from chaos.in_process.protocol import AGENT_VARIABLE, ASKS_FOR_START
 from mecefo_runtime.system.events import MAIN_JOB
 
 
@@ -21,8 +21,7 @@ def connect(environment: Mapping[str, str], identity: Identity) -> tuple[Agent, 
         OSError, mecefo_runtime.system.wire.WireError: there is no listener, or it refuses this rank.
     """
     agent = Agent(
-        environment["CHAOS_AGENT"],
-        environment["CHAOS_TOKEN"],
+        environment[AGENT_VARIABLE],
         rank=identity.rank,
         node=identity.node,
         attempt=identity.attempt,
@@ -46,7 +45,7 @@ def tell_idleness(environment: Mapping[str, str]) -> None:
 
 def _report(environment: Mapping[str, str], identity: Identity) -> Report:
     job = environment.get(JOB_VARIABLE) or MAIN_JOB
-    return Report(environment["CHAOS_AGENT"], environment["CHAOS_TOKEN"], identity, job)
+    return Report(environment[AGENT_VARIABLE], identity, job)
 
 
 def _has_compiled() -> bool:

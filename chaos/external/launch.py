@@ -34,25 +34,18 @@ def is_started_by_launcher() -> bool:
     return pid in ("", str(os.getpid())) or (local_rank == "-" and bool(environment.get("LOCAL_RANK")))
 
 
-def greet(address: str, token: str) -> None:
+def greet(address: str) -> None:
     """Tell the receiver of this process, and wait until it follows it.
 
     Raises:
         OSError: nobody answers within the time.
     """
     os.environ[STARTED] = f"{os.getpid()} {os.environ.get('LOCAL_RANK') or '-'}"
-    if address.startswith(_UNIX):
-        sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-        place: str | tuple[str, int] = address[len(_UNIX) :]
-    else:
-        sock = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
-        host, _, port = address.rpartition(":")
-        place = host, int(port)
+    sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
         sock.settimeout(ANSWER_SECONDS)
-        sock.connect(place)
-        # The token is of hexadecimal digits.
-        sock.sendall(b'{"token":"%s","role":"launch","pid":%d}\n' % (token.encode(), os.getpid()))
+        sock.connect(address.removeprefix(_UNIX))
+        sock.sendall(b'{"role":"launch","pid":%d}\n' % os.getpid())
         sock.recv(1)
     finally:
         sock.close()

@@ -27,11 +27,11 @@ COLLECT_SECONDS = 0.02
 class Report:
     """One rank's events. A collector that is gone, or takes nothing, is given up: training continues."""
 
-    def __init__(self, address: str, token: str, identity: Identity, job: str = MAIN_JOB) -> None:
+    def __init__(self, address: str, identity: Identity, job: str = MAIN_JOB) -> None:
         sock = connect(address, CONNECT_TIMEOUT_SECONDS)
         sock.settimeout(None)
         limit_send_time(sock)
-        sock.sendall(encode({"token": token, "role": "events"}))
+        sock.sendall(encode({"role": "events"}))
         self._socket: socket.socket | None = sock
         self._guarded = Guarded(sock)
         self._emitter = Emitter(

@@ -16,6 +16,7 @@ from chaos.external.identity import JOB_VARIABLE, identify, may_be_rank
 from chaos.external.launch import STARTED
 from chaos.external.report import Report
 from chaos.external.traceback_text import exceptions_in, is_of_script
+from chaos.in_process.protocol import AGENT_VARIABLE
 from mecefo_runtime.system.events import MAIN_JOB
 
 _MAX_MESSAGE = 2000
@@ -40,7 +41,7 @@ def tell(error: BaseException) -> None:
     fields = fields_of(error)
     if tracker is None or not tracker.tell_exception(fields):
         job = os.environ.get(JOB_VARIABLE) or MAIN_JOB
-        report = Report(os.environ["CHAOS_AGENT"], os.environ["CHAOS_TOKEN"], identify(os.environ), job)
+        report = Report(os.environ[AGENT_VARIABLE], identify(os.environ), job)
         report.emit("rank_raised", **fields)
 
 

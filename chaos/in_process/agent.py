@@ -50,9 +50,9 @@ class Agent:
     Of a node's snapshot process, whose `rank` is None, see `SnapshotAgent`.
     """
 
-    def __init__(self, address: str, token: str, *, rank: int | None, node: int, attempt: int, **more: int) -> None:
+    def __init__(self, address: str, *, rank: int | None, node: int, attempt: int, **more: int) -> None:
         """`more` is said with the rest of who this is: an external job's ranks are known from nowhere else."""
-        hello: Message = {"token": token, "role": "agent", "rank": rank, "node": node, "attempt": attempt, **more}
+        hello: Message = {"role": "agent", "rank": rank, "node": node, "attempt": attempt, **more}
         hello["pid"] = os.getpid()
         self._connection: Connection | None = Connection.open(address, hello, CONNECT_TIMEOUT_SECONDS)
         self._inbox: queue.SimpleQueue[FromInjector | None] = queue.SimpleQueue()

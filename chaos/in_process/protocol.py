@@ -14,6 +14,8 @@ from mecefo_runtime.system.json_values import JsonTypeError, from_json, to_json
 from mecefo_runtime.system.process import ProcessId
 from mecefo_runtime.system.wire import Message, WireError
 
+# Where the agents of a run report: `unix:PATH`.
+AGENT_VARIABLE = "CHAOS_AGENT"
 Hold = tuple[int | None, str]
 """At which phase of which step; of a phase outside of steps, from which step on."""
 ASKS_FOR_START = "asks_for_start"

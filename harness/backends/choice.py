@@ -49,7 +49,7 @@ def choose_backend(run: BackendSetup) -> Backend:
     connected = (run.control, run.token, run.logs)
     if isinstance(job, CommandConfig):
         if run.engine is None:
-            return CommandBackend(*connected, run.emitter, networked)
+            return CommandBackend(run.control, run.logs, run.emitter, networked)
         spec = container_spec(run.experiment, job, (run.folder.resolve(), folder_of(job)), has_links=has_links)
         return DockerBackend(*connected, run.emitter, spec, run.engine)
     modules = () if job.checkpoint is None else CHECKPOINT_MODULES

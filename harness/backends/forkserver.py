@@ -16,13 +16,14 @@ import socket
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from chaos.host.python_module import begin_output
 from harness.network.plan import NETWORKS_VARIABLE, Networks
-from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.job.rank_environment import RankEnvironment
 from mecefo_runtime.launch.sinks import connect_sink
 from mecefo_runtime.membership.coordinator import run_coordinator
 from mecefo_runtime.membership.coordinator_checkpoint import CoordinatorCheckpoint
@@ -98,8 +99,7 @@ class ForkServer:
                 attempts = {int(rank): int(attempt) for rank, attempt in command["rank_attempts"].items()}
 
                 own = {} if self._networks is None else {rank: self._networks.of_rank(rank) for rank in ranks}
-                if (snapshots := self._snapshots.get((command["job"], node))) is not None:
-                    environment = {**environment, "MECEFO_SNAPSHOTS": str(snapshots)}
+                snapshots = self._snapshots.get((command["job"], node))
 
                 # Here and below: a coordinator's container has no use for torch, which takes seconds to import.
                 from mecefo_runtime.launch.supervisor import run_supervisor
@@ -108,8 +108,11 @@ class ForkServer:
                     if self._networks is not None:
                         self._networks.of_node(node).enter()
                     keep_only(network.descriptor for network in own.values())
+                    # Hooks read their own variables.
+                    os.environ.update(environment)
+                    place = "" if snapshots is None else str(snapshots)
                     return run_supervisor(
-                        {"MECEFO_HOST": self._host, **environment},
+                        replace(RankEnvironment.read(environment), host=self._host, snapshots=place),
                         node,
                         ranks,
                         int(command["attempt"]),
@@ -136,10 +139,11 @@ class ForkServer:
                     if network is not None:
                         network.enter()
                     keep_only((snapshots_listener.fileno(),))
-                    # Hooks are told by these, as in a rank.
+                    # Hooks read their own variables.
                     os.environ.update(environment)
-                    observe = partial(Hooks, environment.get("MECEFO_HOOKS", ""), rank=None, node=node, attempt=1)
-                    return run_snapshot_process(environment, node, snapshots_listener, observe)
+                    own_environment = replace(RankEnvironment.read(environment), node=node)
+                    observe = partial(Hooks, own_environment.hooks, rank=None, node=node, attempt=1)
+                    return run_snapshot_process(own_environment, snapshots_listener, observe)
 
                 self._start(command, f"node-{node}-snapshots", keep_snapshots)
                 # What listens ends with its process.
@@ -148,14 +152,14 @@ class ForkServer:
                 listener, checkpoint = self._listeners[command["job"]], self._coordinator_checkpoints[command["job"]]
 
                 def coordinate() -> int:
-                    job = JobConfig.from_dict(json.loads(environment["MECEFO_JOB"]))
-                    begin_session(is_idle=job.priority == "idle")
+                    own_environment = RankEnvironment.read(environment)
+                    begin_session(is_idle=own_environment.job.priority == "idle")
                     if self._networks is not None:
                         self._networks.coordinator.enter()
                     keep_only((listener.fileno(),))
-                    sink, attempt = connect_sink(environment), int(command["attempt"])
+                    sink, attempt = connect_sink(own_environment.events), int(command["attempt"])
                     emitter = Emitter(sink, "coordinator", job=command["job"], attempt=attempt)
-                    return run_coordinator(job, listener, environment["MECEFO_TOKEN"], emitter, checkpoint)
+                    return run_coordinator(own_environment.job, listener, own_environment.token, emitter, checkpoint)
 
                 self._start(command, "coordinator", coordinate)
             case "command":

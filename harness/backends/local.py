@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,13 @@ from chaos.host import python_module
 from chaos.host.inherited import why
 from chaos.host.links.nccl_transport import LOG_NAME
 from harness.backends.base import AnyConfig
-from harness.backends.node_job import STOP_TIMEOUT_SECONDS, NodeJob
+from harness.backends.node_job import STOP_TIMEOUT_SECONDS, NodeJob, with_agent
 from harness.control.control_server import ControlServer
 from harness.network.links import NamespaceLinks, new_mark
 from harness.network.plan import HeldNetworks, Networks
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Cluster
+from mecefo_runtime.job.rank_environment import RankEnvironment
 from mecefo_runtime.system.events import Emitter
 from mecefo_runtime.system.process import ProcessId
 
@@ -110,24 +112,14 @@ class LocalBackend:
         assert isinstance(job, JobConfig)
         self.command({"command": "listen", "job": name})
         address: str = await self._answer(f"listening {name}")
-        environment = {
-            "MECEFO_JOB": json.dumps(job.to_dict()),
-            "MECEFO_JOB_NAME": name,
-            "MECEFO_TOKEN": self._token,
-            "MECEFO_COORDINATOR": address,
-            "MECEFO_EVENTS": self._control.address,
-        }
+        environment = RankEnvironment(job, name, address, self._token, self._control.address)
         if self._networked is not None and job.device != "cpu":
             # What a rule on a link does to NCCL depends on the way that it takes.
-            environment["MECEFO_NCCL_LOG"] = str(self._logs.resolve() / LOG_NAME)
+            environment = replace(environment, nccl_log=str(self._logs.resolve() / LOG_NAME))
         if with_agents:
-            environment |= {
-                "MECEFO_HOOKS": "chaos.agent:install",
-                "CHAOS_AGENT": self._control.address,
-                "CHAOS_TOKEN": self._token,
-                "MECEFO_METRICS": self._ranks_metrics,
-            }
-        running = NodeJob(self, self._control, name, job, environment, self._logs, self._emitter, self._links)
+            environment = replace(environment, metrics=self._ranks_metrics)
+        variables = with_agent(environment) if with_agents else environment.variables()
+        running = NodeJob(self, self._control, name, job, variables, self._logs, self._emitter, self._links)
         self.jobs.append(running)
         return running
 

@@ -8,22 +8,31 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from chaos.faults.base import LinkHost, OwnedProcess
+from harness.backends.command.start import agent_environment
 from harness.backends.ending_job import EndingJob
 from harness.control.control_server import ControlServer
 from mecefo_runtime.comm.messages import StartRank
 from mecefo_runtime.job.config import JOB_FAILED, JobConfig
+from mecefo_runtime.job.rank_environment import RankEnvironment
 from mecefo_runtime.system.events import Emitter, Event
 from mecefo_runtime.system.process import ProcessId
 
+HOOKS = "chaos.agent:install"
 STOP_TIMEOUT_SECONDS = 5.0
 FAREWELL_SECONDS = 3.0
 END_POLL_SECONDS = 0.02
 # A coordinator that crashes by itself (no signal) is started again this often before the job counts as failed.
 MAX_COORDINATOR_CRASHES = 3
+
+
+def with_agent(environment: RankEnvironment) -> dict[str, str]:
+    """The variables of `environment`, and those of an agent in each rank, which reports where events go."""
+    return replace(environment, hooks=HOOKS).variables() | agent_environment(environment.events, environment.name)
 
 
 class NodeLauncher(Protocol):

@@ -1,15 +1,17 @@
 """Where a run's processes report: events come in here, agents are held here, supervisors get their orders here.
 
-One loopback port, or, where the run's processes have networks of their own, a Unix socket, to which it does not matter
-what becomes of a network. A connection's first line carries the run's token and its role.
+They come through a Unix socket in a folder that only this user may enter, so what becomes of a network does not matter,
+and the kernel says who they are: no token is needed. A connection's first line has its role.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import struct
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -30,17 +32,21 @@ from chaos.in_process.protocol import (
     to_wire,
 )
 from harness.control.pid_namespaces import HostPids
-from harness.control.socket_file import SocketFile
 from mecefo_runtime.comm import messages
 from mecefo_runtime.comm.messages import ToSupervisor
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.process import ProcessId
 from mecefo_runtime.system.strangers import BUFFER_BYTES, HELLO_TIMEOUT_SECONDS, Strangers, read_line
 from mecefo_runtime.system.strict_json import whole
-from mecefo_runtime.system.wire import LOOPBACK, UNIX, Message, WireError, decode, encode
+from mecefo_runtime.system.wire import UNIX, Message, WireError, decode, encode
 
 # struct ucred: pid, uid, gid (unix(7)).
-_CREDENTIALS = "=iII"
+_CREDENTIALS = struct.Struct("=iII")
+_ROOT = 0
+# sockaddr_un takes 108 bytes, with a zero at the end (unix(7)).
+MAX_PATH_BYTES = 107
+_FOLDER, _NAME = "control", "socket"
+_BACKLOG = 1024
 _MAX_NUMBER = 1 << 31
 # Anything that another process can do to us by what it says.
 _BREAKDOWNS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError)
@@ -57,14 +63,14 @@ class NodeListener(Protocol):
 class ControlServer:
     """Collects events and passes messages, until closed; `on_event` gets every event, in the order of arrival."""
 
-    def __init__(self, token: str, on_event: Callable[[Event], None]) -> None:
-        self._strangers = Strangers(token)
+    def __init__(self, on_event: Callable[[Event], None]) -> None:
+        self._strangers = Strangers()
         self._on_event = on_event
         self._server: asyncio.Server | None = None
         # By job and node.
         self._supervisors: dict[tuple[str, int], asyncio.StreamWriter] = {}
         self._open: set[asyncio.Task[None]] = set()
-        self._socket_file: SocketFile | None = None
+        self._place: _Place | None = None
         self._host_pids = HostPids()
         self.agents: AgentListener | None = None
         self.nodes: NodeListener | None = None
@@ -77,26 +83,21 @@ class ControlServer:
         self.address = ""
 
     async def open(self, folder: Path | None = None, *, may_be_relative: bool = True) -> None:
-        """Listen on a free loopback port, or on a Unix socket: in `folder`, or, if its path is too long, elsewhere.
+        """Listen on a Unix socket: within `folder`, or, without one and if its path is too long, in a temporary folder.
 
         Its path `may_be_relative` where all who connect share our working folder.
 
         Raises:
             chaos.errors.EnvironmentFailure: the machine refuses.
         """
-        if folder is not None:
-            try:
-                self._socket_file = SocketFile(folder, may_be_relative=may_be_relative)
-                self._server = await asyncio.start_unix_server(
-                    self._on_connection, sock=self._socket_file.socket, limit=BUFFER_BYTES
-                )
-            except OSError as error:
-                raise EnvironmentFailure(f"cannot listen on a Unix socket: {why(error)}") from error
-            self.address = f"{UNIX}{self._socket_file.path}"
-            return
-        self._server = await asyncio.start_server(self._on_connection, LOOPBACK, 0, limit=BUFFER_BYTES)
-        port = self._server.sockets[0].getsockname()[1]
-        self.address = f"{LOOPBACK}:{port}"
+        try:
+            self._place = _Place(folder, may_be_relative=may_be_relative)
+            self._server = await asyncio.start_unix_server(
+                self._on_connection, sock=self._place.socket, limit=BUFFER_BYTES
+            )
+        except OSError as error:
+            raise EnvironmentFailure(f"cannot listen on a Unix socket: {why(error)}") from error
+        self.address = f"{UNIX}{self._place.path}"
 
     async def close(self) -> None:
         """Hang up on everybody, what has arrived already being read first."""
@@ -108,8 +109,8 @@ class ControlServer:
             await asyncio.wait(tasks, timeout=1.0)
         for task in self._open:
             task.cancel()
-        if self._socket_file is not None:
-            self._socket_file.remove()
+        if self._place is not None:
+            self._place.remove()
 
     async def drained(self, timeout_seconds: float) -> None:
         """Wait until everybody who is connected has hung up, and what they had said is read; or for that long."""
@@ -129,10 +130,10 @@ class ControlServer:
         assert task is not None
         self._open.add(task)
         try:
-            peer_pid = _peer_pid(writer)
-            hello = await self._strangers.hello(reader, HELLO_TIMEOUT_SECONDS)
-            if hello is None:
+            peer_pid, uid = _peer(writer)
+            if uid not in (os.geteuid(), _ROOT):
                 return
+            hello = await self._strangers.hello(reader, HELLO_TIMEOUT_SECONDS)
             match hello["role"]:
                 case "agent":
                     await self._serve_agent(reader, writer, hello, peer_pid)
@@ -153,7 +154,7 @@ class ControlServer:
             # A process that was killed in the middle of a line, or a stranger.
             return
         except _BREAKDOWNS as error:
-            # What a process with the token says is read strictly; where that is not enough, its run goes on.
+            # What a process of this user says is read strictly; where that is not enough, its run goes on.
             print(f"chaos: warning: a process of the run was hung up on: {error!r}", file=sys.stderr)
         except asyncio.CancelledError:
             # The control server closes. Streams of Python 3.11 report a connection's cancelled task as a failure.
@@ -227,12 +228,51 @@ def _check_agent(hello: Message) -> None:
     hello["rank"]
 
 
-def _peer_pid(writer: asyncio.StreamWriter) -> int | None:
-    """The pid, out here, of who connected; None where the kernel does not tell, as with TCP."""
+def _peer(writer: asyncio.StreamWriter) -> tuple[int | None, int]:
+    """(pid, uid), out here, of who connected; no pid of a process that our namespace does not see."""
     sock = writer.get_extra_info("socket")
-    if sock is None or sock.family != socket.AF_UNIX:
-        return None
-    size = struct.calcsize(_CREDENTIALS)
-    pid, _, _ = struct.unpack(_CREDENTIALS, sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    # 0: a process that this namespace does not see.
-    return int(pid) or None
+    pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(pid) or None, int(uid)
+
+
+def _paths(folder: Path, may_be_relative: bool) -> tuple[str, ...]:
+    return (str(folder), os.path.relpath(folder)) if may_be_relative else (str(folder),)
+
+
+class _Place:
+    """A listening `socket` at `path`, in a folder that only this user may enter.
+
+    The path is relative to the working folder where that makes it short enough and it `may_be_relative`. Where a run's
+    folder is too deep or cannot hold a socket, it is in a fresh folder for temporary files.
+
+    Raises:
+        OSError: there is no place for it.
+    """
+
+    def __init__(self, folder: Path | None, *, may_be_relative: bool) -> None:
+        for path in () if folder is None else _paths(folder.resolve() / _FOLDER, may_be_relative):
+            if len(os.fsencode(path)) + len(_NAME) < MAX_PATH_BYTES:
+                # Not every file system can hold a socket.
+                with suppress(OSError):
+                    self._listen(path)
+                    return
+        self._listen(tempfile.mkdtemp(prefix="chaos-"))
+
+    def _listen(self, folder: str) -> None:
+        self._folder = Path(folder)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        self._folder.chmod(0o700)
+        self.path = os.path.join(folder, _NAME)  # noqa: PTH118 - a path that stays relative to `.`
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.socket.bind(self.path)
+            self.socket.listen(_BACKLOG)
+        except OSError:
+            self.socket.close()
+            self._folder.rmdir()
+            raise
+
+    def remove(self) -> None:
+        """Remove what was made; nobody can connect any more."""
+        Path(self.path).unlink(missing_ok=True)
+        self._folder.rmdir()

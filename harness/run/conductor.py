@@ -77,7 +77,7 @@ class Conductor:
         self._faults = registry() if faults is None else faults
         self._recorder = Recorder(folder / EVENTS_FILE)
         self._emitter = Emitter(self._on_event, "conductor")
-        self._control = ControlServer(token := new_token(), self._on_event)
+        self._control = ControlServer(self._on_event)
         logs = folder / LOGS_FOLDER
         try:
             logs.mkdir(exist_ok=True)
@@ -85,7 +85,7 @@ class Conductor:
             raise EnvironmentFailure(f"cannot make the folder {logs}: {why(error)}") from error
         needs = [self._faults[incident.fault].needs for incident in incidents]
         setup = BackendSetup(
-            experiment, job, needs, folder, logs, self._control, token, self._emitter, engine, ranks_metrics
+            experiment, job, needs, folder, logs, self._control, new_token(), self._emitter, engine, ranks_metrics
         )
         self._backend = choose_backend(setup)
         folders = checkpoint_folders(job)
@@ -175,7 +175,7 @@ class Conductor:
         self._guard.open(has_watchdog=has_undo or self._backend.may_outlive)
         self._overlaps.start(self._guard.run.run)
         is_ours = isinstance(self._job, JobConfig)
-        await self._control.open(self._folder if self._backend.has_networks else None, may_be_relative=is_ours)
+        await self._control.open(self._folder, may_be_relative=is_ours)
         await self._backend.open()
         await self._guard.ready()
 

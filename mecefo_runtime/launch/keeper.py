@@ -13,10 +13,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
-from mecefo_runtime.job.config import JOB_FAILED, JobConfig
+from mecefo_runtime.job.config import JOB_FAILED
+from mecefo_runtime.job.rank_environment import RankEnvironment
 from mecefo_runtime.launch.sinks import connect_sink
 from mecefo_runtime.membership.coordinator import run_coordinator
 from mecefo_runtime.membership.coordinator_checkpoint import CoordinatorCheckpoint
@@ -44,14 +45,14 @@ def listen(host: str, port: int = 0) -> socket.socket | None:
         raise
 
 
-def start_keeper(environment: Mapping[str, str], job: JobConfig, listener: socket.socket, log: Path) -> None:
+def start_keeper(environment: RankEnvironment, listener: socket.socket, log: Path) -> None:
     """Keep a coordinator running on `listener` until the job or this rank has ended."""
-    _start(environment, job, lambda: listener, log)
+    _start(environment, lambda: listener, log)
 
 
-def start_standby(environment: Mapping[str, str], job: JobConfig, address: str, log: Path) -> None:
-    """Start a coordinator as soon as no other rank runs one; does nothing when `address` belongs to another host."""
-    host, port = parse_address(address)
+def start_standby(environment: RankEnvironment, log: Path) -> None:
+    """Start a coordinator as soon as no other rank runs one; does nothing when its address is of another host."""
+    host, port = parse_address(environment.coordinator)
     try:
         if (listener := listen(host, port)) is not None:
             listener.close()
@@ -63,10 +64,10 @@ def start_standby(environment: Mapping[str, str], job: JobConfig, address: str, 
             time.sleep(STANDBY_POLL_SECONDS)
         return listener
 
-    _start(environment, job, wait, log)
+    _start(environment, wait, log)
 
 
-def _start(environment: Mapping[str, str], job: JobConfig, wait: Callable[[], socket.socket], log: Path) -> None:
+def _start(environment: RankEnvironment, wait: Callable[[], socket.socket], log: Path) -> None:
     """Keep a coordinator running, in processes of their own, with the listener that `wait` returns.
 
     When that comes to nothing, this process is ended: without a coordinator no job comes to its end, and a launcher
@@ -82,8 +83,8 @@ def _start(environment: Mapping[str, str], job: JobConfig, wait: Callable[[], so
             listener = wait()
 
             def coordinate() -> int:
-                emitter = Emitter(connect_sink(environment), "coordinator", attempt=1)
-                return run_coordinator(job, listener, environment["MECEFO_TOKEN"], emitter, checkpoint)
+                emitter = Emitter(connect_sink(environment.events), "coordinator", attempt=1)
+                return run_coordinator(environment.job, listener, environment.token, emitter, checkpoint)
 
             code = keep_coordinator(lambda: start_child("coordinator", log, coordinate), checkpoint)
             report = _crash_report(code, log)

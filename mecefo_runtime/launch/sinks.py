@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from mecefo_runtime.system.events import Event, SocketSink
 from mecefo_runtime.system.wire import connect, encode, limit_send_time
@@ -11,15 +11,14 @@ from mecefo_runtime.system.wire import connect, encode, limit_send_time
 CONNECT_TIMEOUT_SECONDS = 5.0
 
 
-def connect_sink(environment: Mapping[str, str]) -> Callable[[Event], None]:
-    """Where events go: to the collector at MECEFO_EVENTS (`host:port` or `unix:PATH`), else to standard output."""
-    address = environment.get("MECEFO_EVENTS", "")
+def connect_sink(address: str) -> Callable[[Event], None]:
+    """Where events go: to the collector at `address` (`unix:PATH`), or, without one, to standard output."""
     if not address:
         return _print_event
     sock = connect(address, CONNECT_TIMEOUT_SECONDS)
     sock.settimeout(None)
     limit_send_time(sock)
-    sock.sendall(encode({"token": environment["MECEFO_TOKEN"], "role": "events"}))
+    sock.sendall(encode({"role": "events"}))
     return SocketSink(sock)
 
 

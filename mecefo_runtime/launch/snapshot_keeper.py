@@ -15,11 +15,12 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from mecefo_runtime.job.rank_environment import RankEnvironment
 from mecefo_runtime.snapshots.peer import SnapshotPeer
 from mecefo_runtime.snapshots.process import SnapshotProcess, start_snapshot_process
 from mecefo_runtime.system.process import ProcessId, keep_only, set_name, start_child
@@ -32,24 +33,23 @@ ANSWER_TIMEOUT_SECONDS = 5.0
 _CREDENTIALS = struct.Struct("iII")
 
 
-def keep_snapshots(environment: Mapping[str, str], host: str, log: Path, launcher: ProcessId) -> str:
+def keep_snapshots(environment: RankEnvironment, log: Path, launcher: ProcessId) -> str:
     """Have a snapshot process on this node, for its first rank; returns where it is.
 
     A process that an earlier attempt of the same `launcher` has left is reused, with its snapshots. The caller must
     have no other threads.
     """
-    node, token = int(environment["MECEFO_NODE"]), environment["MECEFO_TOKEN"]
     listener = None
-    address = _find(launcher, node, environment)
+    address = _find(launcher, environment)
     if address is None:
-        listener = socket.create_server((host, 0), backlog=1024)
-        address = f"{host}:{listener.getsockname()[1]}"
+        listener = socket.create_server((environment.host, 0), backlog=1024)
+        address = f"{environment.host}:{listener.getsockname()[1]}"
 
     def start(taken: socket.socket) -> None:
-        _start_apart(environment, node, taken, launcher)
+        _start_apart(environment, taken, launcher)
 
     def look_after() -> int:
-        _look_after(address, token, listener, start)
+        _look_after(address, environment.token, listener, start)
 
     start_child("snapshots-keeper", log, look_after)
     if listener is not None:
@@ -62,16 +62,16 @@ def _name(launcher: ProcessId) -> str:
     return f"\0mecefo-snapshots-{launcher.pid}-{launcher.start_ticks}"
 
 
-def _find(launcher: ProcessId, node: int, environment: Mapping[str, str]) -> str | None:
+def _find(launcher: ProcessId, environment: RankEnvironment) -> str | None:
     """Where the process is that `launcher`'s ranks have left; it learns of their successors. None: there is none."""
-    wanted = {key: environment[key] for key in ("MECEFO_COORDINATOR", "MECEFO_TOKEN")} | {"node": node}
+    hello = {"coordinator": environment.coordinator, "token": environment.token, "node": environment.node}
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(ANSWER_TIMEOUT_SECONDS)
         try:
             sock.connect(_name(launcher))
             if not _is_ours(sock):
                 return None
-            sock.sendall(encode(wanted))
+            sock.sendall(encode(hello))
             with sock.makefile("rb") as reader:
                 return str(decode(reader.readline())["address"])
         except (OSError, KeyError):
@@ -103,7 +103,7 @@ def _look_after(
             listener = None
 
 
-def _start_apart(environment: Mapping[str, str], node: int, listener: socket.socket, launcher: ProcessId) -> None:
+def _start_apart(environment: RankEnvironment, listener: socket.socket, launcher: ProcessId) -> None:
     """Start a snapshot process that is nobody's child, and ends when `launcher` does."""
     pid = os.fork()
     if pid:
@@ -114,8 +114,8 @@ def _start_apart(environment: Mapping[str, str], node: int, listener: socket.soc
             set_name("snapshots")
             keep_only((listener.fileno(),))
             threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
-            process = start_snapshot_process(environment, node, listener)
-            threading.Thread(target=_be_found, args=(process, launcher, node), daemon=True).start()
+            process = start_snapshot_process(environment, listener)
+            threading.Thread(target=_be_found, args=(process, launcher, environment.node), daemon=True).start()
             process.serve()
     finally:
         os._exit(0)
@@ -142,9 +142,9 @@ def _be_found(process: SnapshotProcess, launcher: ProcessId, node: int) -> None:
                 if not _is_ours(sock):
                     continue
                 with sock.makefile("rb") as reader:
-                    wanted = decode(reader.readline(MAX_HELLO_BYTES))
-                if wanted["node"] != node:
+                    hello = decode(reader.readline(MAX_HELLO_BYTES))
+                if hello["node"] != node:
                     # The launcher has numbered its nodes again: what is here is known by another number.
                     os.kill(os.getpid(), signal.SIGKILL)
-                process.attend(str(wanted["MECEFO_COORDINATOR"]), str(wanted["MECEFO_TOKEN"]))
+                process.attend(str(hello["coordinator"]), str(hello["token"]))
                 sock.sendall(encode({"address": process.address}))

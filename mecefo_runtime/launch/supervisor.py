@@ -6,15 +6,16 @@ with it.
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import signal
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from mecefo_runtime.comm.messages import NodeLeaving, RankExited, StopNode, SupervisorHello, to_supervisor, to_wire
+from mecefo_runtime.job.rank_environment import RankEnvironment
 from mecefo_runtime.launch.notice import NOTICE
 from mecefo_runtime.launch.worker import run_worker
 from mecefo_runtime.system.events import MAIN_JOB, Emitter, Event
@@ -36,14 +37,14 @@ class Supervisor:
 
     def __init__(
         self,
-        environment: Mapping[str, str],
+        environment: RankEnvironment,
         node: int,
         ranks: range,
         attempt: int,
         logs: Path,
         networks: Mapping[int, OwnNetwork] | None = None,
     ) -> None:
-        self._environment = dict(environment)
+        self._environment = environment
         self._networks = networks or {}
         self._node = node
         self._ranks = ranks
@@ -52,11 +53,10 @@ class Supervisor:
         # By pidfd: rank, attempt, process, and the pipe through which it says that it ended in order.
         self._running: dict[int, tuple[int, int, ProcessId, int]] = {}
         self._exited: dict[int, RankExited] = {}
-        token = {"token": environment["MECEFO_TOKEN"]}
-        self._hello = {**token, **to_wire(SupervisorHello(node))}
-        self._job_name = environment.get("MECEFO_JOB_NAME", MAIN_JOB)
-        role = {**token, "role": "supervisor", "job": self._job_name, "node": node}
-        self._orders = Connection.open(environment["MECEFO_EVENTS"], role, CONNECT_TIMEOUT_SECONDS)
+        self._hello = {"token": environment.token, **to_wire(SupervisorHello(node))}
+        self._job_name = environment.name
+        role = {"role": "supervisor", "job": self._job_name, "node": node}
+        self._orders = Connection.open(environment.events, role, CONNECT_TIMEOUT_SECONDS)
         self._coordinator: Connection | None = None
         self._is_leaving = False
         self._emitter = Emitter(
@@ -106,7 +106,7 @@ class Supervisor:
 
     def _connect_coordinator(self) -> None:
         try:
-            connection = Connection.open(self._environment["MECEFO_COORDINATOR"], self._hello, CONNECT_TIMEOUT_SECONDS)
+            connection = Connection.open(self._environment.coordinator, self._hello, CONNECT_TIMEOUT_SECONDS)
             for message in self._exited.values():
                 connection.send(to_wire(message))
         except OSError:
@@ -145,15 +145,9 @@ class Supervisor:
             # Ordered twice: two processes of one rank would take turns in throwing each other out.
             return
         self._exited.pop(rank, None)
-        environment = {
-            **self._environment,
-            "RANK": str(rank),
-            "MECEFO_NODE": str(self._node),
-            "MECEFO_ATTEMPT": str(attempt),
-        }
         network = self._networks.get(rank)
-        if network is not None:
-            environment["MECEFO_HOST"] = network.address
+        host = self._environment.host if network is None else network.address
+        environment = replace(self._environment, rank=rank, node=self._node, attempt=attempt, host=host)
         name = "" if self._job_name == MAIN_JOB else "twin-"
         log = self._logs / f"{name}rank-{rank}.log"
         # An exit code of 0 is no proof: whatever runs in a rank may call exit(0) in the middle of training.
@@ -163,7 +157,7 @@ class Supervisor:
             if network is not None:
                 network.enter()
             keep_only((words_end,))
-            os.environ.update(environment)
+            os.environ.update(environment.variables())
             code = run_worker(environment)
             if code == 0:
                 os.write(words_end, IN_ORDER)
@@ -221,7 +215,7 @@ def _said(last_words: int) -> bytes:
 
 
 def run_supervisor(
-    environment: Mapping[str, str],
+    environment: RankEnvironment,
     node: int,
     ranks: range,
     attempt: int,
@@ -230,5 +224,5 @@ def run_supervisor(
     networks: Mapping[int, OwnNetwork] | None = None,
 ) -> int:
     """Supervise `ranks` on `node`; `first_attempts` is the attempt with which each of them starts."""
-    begin_session(is_idle=json.loads(environment["MECEFO_JOB"]).get("priority") == "idle")
+    begin_session(is_idle=environment.job.priority == "idle")
     return Supervisor(environment, node, ranks, attempt, logs, networks).run(first_attempts)

@@ -26,6 +26,7 @@ from mecefo_runtime.checkpoint.durable import MismatchedCheckpoint, newest_durab
 from mecefo_runtime.job.config import PRESETS, CheckpointConfig, JobConfig, SnapshotConfig
 from mecefo_runtime.job.layout import LayoutError
 from mecefo_runtime.job.protection import NUM_PARITIES
+from mecefo_runtime.job.rank_environment import RankEnvironment
 from mecefo_runtime.launch.keeper import listen, start_keeper, start_standby
 from mecefo_runtime.launch.snapshot_keeper import keep_snapshots
 from mecefo_runtime.launch.worker import run_worker
@@ -170,14 +171,7 @@ def launch(
     Raises:
         LaunchError: the launcher's store cannot be reached.
     """
-    environment = {
-        **os.environ,
-        "RANK": str(place.rank),
-        "MECEFO_NODE": str(place.node),
-        "MECEFO_ATTEMPT": "1",
-        "MECEFO_HOST": host,
-        "MECEFO_JOB": json.dumps(job.to_dict()),
-    }
+    environment = replace(RankEnvironment.read(os.environ, job), rank=place.rank, node=place.node, attempt=1, host=host)
     launcher = ProcessId.of(os.getppid())
     if place.has_agent:
         # It starts us from its main thread, and nobody starts us again when it is gone.
@@ -187,7 +181,7 @@ def launch(
         listener = listen(host)
         assert listener is not None, "any free port will do"
         meeting = {"coordinator": f"{host}:{listener.getsockname()[1]}", "token": new_token()}
-        start_keeper({**environment, "MECEFO_TOKEN": meeting["token"]}, job, listener, log)
+        start_keeper(replace(environment, token=meeting["token"]), listener, log)
         listener.close()
     # Under another name for each attempt: the store of torchrun outlives its attempts.
     key = f"mecefo/{place.attempt}"
@@ -203,16 +197,16 @@ def launch(
         if place.rank == 0:
             store.set(key, json.dumps(meeting))
         meeting = json.loads(store.get(key))
-        environment |= {"MECEFO_COORDINATOR": meeting["coordinator"], "MECEFO_TOKEN": meeting["token"]}
+        environment = replace(environment, coordinator=meeting["coordinator"], token=meeting["token"])
         if job.snapshots is not None:
             if place.rank % place.ranks_per_node == 0:
-                store.set(of_node, keep_snapshots(environment, host, log, launcher))
-            environment["MECEFO_SNAPSHOTS"] = store.get(of_node).decode()
+                store.set(of_node, keep_snapshots(environment, log, launcher))
+            environment = replace(environment, snapshots=store.get(of_node).decode())
     except RuntimeError as error:
         address = f"{place.store_host}:{place.store_port}"
         raise LaunchError(f"cannot meet the other ranks at {address}: {str(error).splitlines()[0]}") from error
     if place.rank > 0:
-        start_standby(environment, job, meeting["coordinator"], log)
+        start_standby(environment, log)
     return run_worker(environment)
 
 

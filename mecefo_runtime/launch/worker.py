@@ -3,62 +3,44 @@
 from __future__ import annotations
 
 import faulthandler
-import json
 import os
 import signal
 import sys
-from collections.abc import Mapping
 
 import torch
 
 from mecefo_runtime.comm.coordinator_client import CoordinatorLost, Stopped
 from mecefo_runtime.comm.nccl_log import nccl_log_settings
 from mecefo_runtime.comm.participant import CoordinatorAddress
-from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.job.rank_environment import RankEnvironment
 from mecefo_runtime.launch.sinks import connect_sink
 from mecefo_runtime.system.devices import DeviceError
 from mecefo_runtime.system.dilation import SLICE_SECONDS
-from mecefo_runtime.system.events import MAIN_JOB, Emitter
+from mecefo_runtime.system.events import Emitter
 from mecefo_runtime.system.process import ask_for_short_slices, leave_out_of_collections
-from mecefo_runtime.system.wire import LOOPBACK
 from mecefo_runtime.training.hooks import Hooks
 from mecefo_runtime.training.rank_setup import Observers, RankIdentity
 from mecefo_runtime.training.trainer import Trainer
 
 
-def run_worker(environment: Mapping[str, str]) -> int:
-    """Train as the rank that `environment` describes; returns the exit code.
-
-    Variables: RANK, MECEFO_NODE, MECEFO_ATTEMPT, MECEFO_JOB (JSON), MECEFO_JOB_NAME, MECEFO_COORDINATOR (`host:port`),
-    MECEFO_TOKEN, MECEFO_EVENTS, MECEFO_HOOKS, MECEFO_HOST (this rank's own address; default: loopback), LOCAL_RANK (its
-    number among the ranks that see the same GPUs; default: RANK, which spreads ranks as evenly), MECEFO_NCCL_LOG (the
-    path of a file, with `{rank}` in it, for what NCCL says of its connections; default: it says nothing),
-    MECEFO_METRICS (where to serve metrics, see `mecefo_runtime.training.exporter`; default: nowhere), MECEFO_SNAPSHOTS
-    (`host:port` of the node's snapshot process; default: there is none).
-    """
+def run_worker(environment: RankEnvironment) -> int:
+    """Train as the rank that `environment` describes; returns the exit code."""
+    rank, node, attempt, job = environment.rank, environment.node, environment.attempt, environment.job
+    assert rank is not None, "a rank has a number"
     torch.set_num_threads(1)
     # `kill -USR1 PID` writes every thread's stack into the rank's log.
     faulthandler.register(signal.SIGUSR1)
-    rank, node, attempt = (int(environment[name]) for name in ("RANK", "MECEFO_NODE", "MECEFO_ATTEMPT"))
-    job = JobConfig.from_dict(json.loads(environment["MECEFO_JOB"]))
-    local_rank = int(environment.get("LOCAL_RANK", rank))
     if job.is_padded:
         ask_for_short_slices(SLICE_SECONDS)
-    if nccl_log := environment.get("MECEFO_NCCL_LOG"):
-        os.environ.update(nccl_log_settings(nccl_log.format(rank=rank)))
-    emitter = Emitter(
-        connect_sink(environment),
-        "rank",
-        job=environment.get("MECEFO_JOB_NAME", MAIN_JOB),
-        rank=rank,
-        node=node,
-        attempt=attempt,
-    )
-    hooks = Hooks(environment.get("MECEFO_HOOKS", ""), rank=rank, node=node, attempt=attempt)
-    host, snapshots = environment.get("MECEFO_HOST", LOOPBACK), environment.get("MECEFO_SNAPSHOTS", "")
-    identity = RankIdentity(rank, node, attempt, host, local_rank, snapshots)
-    coordinator = CoordinatorAddress(environment["MECEFO_COORDINATOR"], environment["MECEFO_TOKEN"])
-    observers = Observers(emitter, hooks, environment.get("MECEFO_METRICS", ""))
+    if environment.nccl_log:
+        os.environ.update(nccl_log_settings(environment.nccl_log.format(rank=rank)))
+    sink = connect_sink(environment.events)
+    emitter = Emitter(sink, "rank", job=environment.name, rank=rank, node=node, attempt=attempt)
+    hooks = Hooks(environment.hooks, rank=rank, node=node, attempt=attempt)
+    local_rank = rank if environment.local_rank is None else environment.local_rank
+    identity = RankIdentity(rank, node, attempt, environment.host, local_rank, environment.snapshots)
+    coordinator = CoordinatorAddress(environment.coordinator, environment.token)
+    observers = Observers(emitter, hooks, environment.metrics)
     try:
         trainer = Trainer(job, identity, coordinator, observers)
         leave_out_of_collections()

@@ -203,8 +203,6 @@ class Coordinator:
         try:
             try:
                 raw = await self._strangers.hello(reader, HELLO_TIMEOUT_SECONDS)
-                if raw is None:
-                    return
                 del raw["token"]
                 read = _READERS.get(str(raw.get("type")), from_rank)
                 hello = read(raw)

@@ -6,19 +6,19 @@ lock; checksums are computed and bytes are sent outside of it, and of Python's.
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from mecefo_runtime.job.config import JobConfig, SnapshotConfig
+from mecefo_runtime.job.config import SnapshotConfig
 from mecefo_runtime.job.protection import SnapshotOffers
+from mecefo_runtime.job.rank_environment import RankEnvironment
 from mecefo_runtime.job.state_source import Offer, SnapshotSource, Version
 from mecefo_runtime.snapshots.checksums import checksum_of, checksums_of
 from mecefo_runtime.snapshots.codes import Unrecoverable
@@ -327,35 +327,33 @@ class Observer(Protocol):
 
 
 def start_snapshot_process(
-    environment: Mapping[str, str],
-    node: int,
+    environment: RankEnvironment,
     listener: socket.socket,
     observe: Callable[[], Observer | None] = lambda: None,
 ) -> SnapshotProcess:
-    """Make this process the snapshot process of `node`, in a session of its own; it is to `serve`.
+    """Make this process the snapshot process of its node, in a session of its own; it is to `serve`.
 
-    Variables: MECEFO_JOB (JSON), MECEFO_COORDINATOR (`host:port`), MECEFO_TOKEN. `observe` is called here.
+    `observe` is called here.
     """
-    job = JobConfig.from_dict(json.loads(environment["MECEFO_JOB"]))
+    job, node, token = environment.job, environment.node, environment.token
     assert job.snapshots is not None
     # A session of its own: whoever ends those of the ranks does not end this one.
     begin_session(is_idle=job.priority == "idle")
     observer = observe()
     given = job.snapshots, no_announcement if observer is None else observer.announce, job.cluster().nodes_by_stage()
-    process = SnapshotProcess(listener, environment["MECEFO_TOKEN"], node, os.getpid(), *given)
+    process = SnapshotProcess(listener, token, node, os.getpid(), *given)
     process.gives_way = job.priority != "idle"
     if observer is not None:
         observer.expose(process.inspect())
-    process.attend(environment["MECEFO_COORDINATOR"], environment["MECEFO_TOKEN"])
+    process.attend(environment.coordinator, token)
     return process
 
 
 def run_snapshot_process(
-    environment: Mapping[str, str],
-    node: int,
+    environment: RankEnvironment,
     listener: socket.socket,
     observe: Callable[[], Observer | None] = lambda: None,
 ) -> int:
-    """Keep the snapshots of `node`, as `start_snapshot_process` says, until whoever started this process ends it."""
-    start_snapshot_process(environment, node, listener, observe).serve()
+    """Keep the snapshots of a node, as `start_snapshot_process` says, until whoever started this process ends it."""
+    start_snapshot_process(environment, listener, observe).serve()
     return 0

@@ -25,18 +25,19 @@ BUFFER_BYTES = MAX_HELLO_BYTES
 class Strangers:
     """Those of one server."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str | None = None) -> None:
+        """`token`: what the first message has to carry; None: only who may connect can."""
         self._token = token
         # The oldest first.
         self._waiting: dict[asyncio.Task[bytes], None] = {}
 
-    async def hello(self, reader: asyncio.StreamReader, timeout_seconds: float) -> Message | None:
-        """The first message of a connection, with the run's token in it; None of anybody else.
+    async def hello(self, reader: asyncio.StreamReader, timeout_seconds: float) -> Message:
+        """The first message of a connection.
 
         Only who has said the token in its first `MAX_HELLO_BYTES` may go on: a rank's can be long.
 
         Raises:
-            WireError: it is no message, or too long.
+            WireError: it is no message, or too long, or lacks the token.
             OSError: the connection has ended, or its deadline has passed.
         """
         reading = asyncio.ensure_future(read_line(reader, may_go_on=self._has_token))
@@ -51,10 +52,12 @@ class Strangers:
         if not done or reading.cancelled():
             raise TimeoutError("who connected does not say who it is")
         message = decode(reading.result())
-        return message if token_matches(message, self._token) else None
+        if self._token is not None and not token_matches(message, self._token):
+            raise WireError("a first message without the token")
+        return message
 
     def _has_token(self, begin: bytes) -> bool:
-        return self._token.encode() in begin
+        return self._token is None or self._token.encode() in begin
 
 
 class StrangerThreads:

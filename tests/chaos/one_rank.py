@@ -18,7 +18,6 @@ from chaos.undo.ledger import Ledger, read_ledger
 from harness.control.control_server import ControlServer
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.process import ProcessId
-from mecefo_runtime.system.wire import new_token
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 AT = Trigger(step=5, phase="backward")
@@ -36,7 +35,7 @@ from chaos.in_process.agent import Agent
 from chaos.language.trigger import PHASES
 
 SETUP = {setup!r}
-agent = Agent(sys.argv[1], sys.argv[2], rank=0, node=0, attempt=1)
+agent = Agent(sys.argv[1], rank=0, node=0, attempt=1)
 exec(SETUP)
 announce = globals().get("around", agent.announce)
 step = 0
@@ -102,8 +101,7 @@ class OneRank:
         return self
 
     async def _play(self, until, then):
-        token = new_token()
-        control = ControlServer(token, lambda event: None)
+        control = ControlServer(lambda event: None)
         await control.open()
         (self.folder / "logs").mkdir(exist_ok=True)
         with Ledger(self.folder / "ledger.jsonl") as ledger:
@@ -112,7 +110,7 @@ class OneRank:
             faults = {self._fault.kind: self._fault}
             injector = Injector([self._incident], faults, frozenset({0}), context, sessions, ledger, self._emit)
             control.agents = injector
-            child = await self._start(control.address, token)
+            child = await self._start(control.address)
             self.process = ProcessId.of(child.pid)
             follow = asyncio.create_task(self._follow(child, injector))
             injector.start()
@@ -134,7 +132,7 @@ class OneRank:
                     await control.close()
         assert bool(read_ledger(self.folder / "ledger.jsonl").pending) == bool(self.of("undo_failed"))
 
-    async def _start(self, address, token):
+    async def _start(self, address):
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         with (self.folder / "logs" / "rank-0.log").open("wb") as log:
             return await asyncio.create_subprocess_exec(
@@ -142,7 +140,6 @@ class OneRank:
                 "-c",
                 RANK.format(setup=self._setup, phase_seconds=PHASE_SECONDS),
                 address,
-                token,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,

@@ -34,7 +34,6 @@ from mecefo_runtime.system.wire import Message
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
 SITE = ROOT / "chaos/external/site"
-TOKEN = "a-token"
 # Much longer than a script takes on a busy machine, where torch alone is imported in half a minute.
 TIMEOUT_SECONDS = 600.0
 
@@ -157,7 +156,7 @@ def run_job(
     """
     job = Job()
     stdout, stderr = folder / "stdout", folder / "stderr"
-    control = ControlServer(TOKEN, job.events.append)
+    control = ControlServer(job.events.append)
     dies_with = control if is_server_to_die else None
     control.agents = TestAgents(job, holds, lambda: tuple(stdout.read_text().splitlines()), on_hold, dies_with)
     if states_of is not None:
@@ -181,7 +180,6 @@ def run_job(
             # A name of its own: what carries it is looked for on the whole machine.
             "CHAOS_RUN": uuid.uuid4().hex,
             "CHAOS_AGENT": control.address,
-            "CHAOS_TOKEN": TOKEN,
             "PYTHONPATH": os.pathsep.join(map(str, paths)),
             "OMP_NUM_THREADS": "1",
             **(environment or {}),

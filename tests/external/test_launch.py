@@ -17,7 +17,6 @@ from tests.external.jobs import SITE, TIMEOUT_SECONDS
 
 pytestmark = pytest.mark.external
 
-TOKEN = "a-token"
 # Who it is, in a process of its own.
 ITSELF = "import os, sys; print(os.getpid()); "
 
@@ -27,7 +26,7 @@ class Greeted:
 
     def __init__(self, folder: Path | None) -> None:
         self.pids: list[int] = []
-        control = ControlServer(TOKEN, lambda event: None)
+        control = ControlServer(lambda event: None)
         control.on_launch = self._on_launch
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -63,7 +62,7 @@ def greeted(folder: Path | None = None) -> Iterator[Greeted]:
 def python(code: str, address: str, **variables: object) -> str:
     """What a script prints that starts with `variables`, where the agent would report to `address`."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("CHAOS_", "LOCAL_RANK"))}
-    own = {"CHAOS_RUN": "r", "CHAOS_AGENT": address, "CHAOS_TOKEN": TOKEN, "PYTHONPATH": str(SITE), "RANK": 0}
+    own = {"CHAOS_RUN": "r", "CHAOS_AGENT": address, "PYTHONPATH": str(SITE), "RANK": 0}
     environment = {
         **inherited,
         **{name: str(value) for name, value in {**own, **variables}.items() if value is not None},
@@ -141,9 +140,3 @@ def test_a_process_that_replaces_itself_greets_again():
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "unix:/nowhere", "nonsense", ""])
 def test_a_script_runs_though_nobody_takes_greetings(address):
     assert python("print('trained')", address) == "trained\n"
-
-
-def test_a_stranger_is_not_listened_to():
-    with greeted() as server:
-        assert python("print('trained')", server.address, CHAOS_TOKEN="another") == "trained\n"
-        assert server.pids == []

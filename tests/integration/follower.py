@@ -34,11 +34,11 @@ def main() -> None:
     if asked.silent:
         time.sleep(STEP_SECONDS * asked.steps)
         return
-    address, token = os.environ["CHAOS_AGENT"], os.environ["CHAOS_TOKEN"]
+    address = os.environ["CHAOS_AGENT"]
     rank, world_size = (int(os.environ.get(name, least)) for name, least in (("CHAOS_NODE", "0"), ("PET_NNODES", "1")))
-    agent = Agent(address, token, rank=rank, node=rank, attempt=1, world_size=world_size)
+    agent = Agent(address, rank=rank, node=rank, attempt=1, world_size=world_size)
     connection = connect(address, CONNECT_SECONDS)
-    connection.sendall(encode({"token": token, "role": "events"}))
+    connection.sendall(encode({"role": "events"}))
     emitter = Emitter(SocketSink(connection), "rank", rank=rank, node=rank)
     emitter.emit("rank_started", world_size=world_size)
     resumed = int(asked.resume_from.read_text()) if asked.resume_from and asked.resume_from.exists() else 0

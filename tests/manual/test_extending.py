@@ -193,7 +193,7 @@ def test_a_job_comes_through_on_the_local_backend(tmp_path):
             for job in backend.jobs:
                 job.note(event)
 
-        control = ControlServer("a-token", on_event)
+        control = ControlServer(on_event)
         await control.open()
         backend = LocalBackend(control, "a-token", tmp_path, None, Emitter(events.append, "conductor"))
         try:

@@ -179,7 +179,7 @@ def _greet() -> None:
     try:
         launch = _by_path("_mecefo_chaos_launch", "external", "launch.py")
         if launch.is_started_by_launcher():
-            launch.greet(os.environ["CHAOS_AGENT"], os.environ.get("CHAOS_TOKEN", ""))
+            launch.greet(os.environ["CHAOS_AGENT"])
     except (Exception, SystemExit):
         # The script must not suffer, nor its log: whether the rank is observed, it says itself later.
         return

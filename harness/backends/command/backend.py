@@ -36,7 +36,7 @@ _PRCTL = ctypes.CDLL(None).prctl
 
 
 class CommandBackend:
-    """Runs commands on this machine; `token` is the run's, `logs` takes what the command prints.
+    """Runs commands on this machine; `logs` takes what the command prints.
 
     Of `networked`, whoever starts the ranks and every rank get networks of their own; None: they have the machine's.
     """
@@ -46,13 +46,10 @@ class CommandBackend:
     # Both would have half of the machine, and the same files.
     can_run_beside: ClassVar[bool] = False
 
-    def __init__(
-        self, control: ControlServer, token: str, logs: Path, emitter: Emitter, networked: Cluster | None = None
-    ) -> None:
+    def __init__(self, control: ControlServer, logs: Path, emitter: Emitter, networked: Cluster | None = None) -> None:
         self._networked = networked
         self.has_networks = networked is not None
         self._control = control
-        self._token = token
         self._logs = logs
         self._emitter = emitter
         self.jobs: list[LocalCommand] = []
@@ -71,7 +68,7 @@ class CommandBackend:
         environment = {**os.environ, **job.environment, RUN_VARIABLE: run_id, "PYTHONUNBUFFERED": "1"}
         await reset(job, {**os.environ, **job.environment}, self._logs, self._emitter.of_job(name))
         if with_agents:
-            environment = with_site(environment) | agent_environment(self._control.address, self._token, name)
+            environment = with_site(environment) | agent_environment(self._control.address, name)
         if self._networked is not None:
             environment[NCCL_LOG_VARIABLE] = str(self._logs.resolve() / LOG_NAME)
         log = self._logs / (JOB_LOG if name == MAIN_JOB else f"{name}-{JOB_LOG}")

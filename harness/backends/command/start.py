@@ -11,11 +11,11 @@ from typing import Any
 import chaos
 from chaos.experiment.command_job import CommandConfig, command_text
 from chaos.external.identity import JOB_VARIABLE, NODE_VARIABLE
+from chaos.in_process.protocol import AGENT_VARIABLE
 from harness.backends.command.launcher_log import STORE_SETTING
 from mecefo_runtime.system.events import MAIN_JOB
 
 SITE_FOLDER = Path(chaos.__file__).parent / "external" / "site"
-AGENT = "CHAOS_AGENT"
 # As a shell has it.
 NOT_STARTED = 127
 
@@ -26,9 +26,9 @@ def with_site(environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
-def agent_environment(address: str, token: str, job: str = MAIN_JOB) -> dict[str, str]:
+def agent_environment(address: str, job: str = MAIN_JOB) -> dict[str, str]:
     """The variables that tell agents where to report, and for which job."""
-    return {AGENT: address, "CHAOS_TOKEN": token, JOB_VARIABLE: job}
+    return {AGENT_VARIABLE: address, JOB_VARIABLE: job}
 
 
 def node_environment(job: CommandConfig, node: int, addresses: Mapping[str, str], port: int) -> dict[str, str]:
@@ -70,7 +70,7 @@ def become(command: Mapping[str, Any]) -> int:
     os.setsid()
     try:
         os.chdir(command["folder"])
-        os.execvpe(words[0], words, with_site(environment) if AGENT in environment else environment)
+        os.execvpe(words[0], words, with_site(environment) if AGENT_VARIABLE in environment else environment)
     except OSError as error:
         text = f"the command {command_text(words)!r} cannot be started in the container: {error.strerror}"
         print(f"chaos: {text}", file=sys.stderr)

@@ -8,9 +8,9 @@ which it does not matter what becomes of a network.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from chaos.language.quantities import bytes_text
 from harness.backends.base import AnyConfig
 from harness.backends.command.start import agent_environment, node_environment
 from harness.backends.docker.command import ContainerCommand
-from harness.backends.docker.container import ADDRESS_VARIABLE, CONTROL_VARIABLE, COORDINATOR, TOKEN_VARIABLE
+from harness.backends.docker.container import ADDRESS_VARIABLE, CONTROL_VARIABLE, COORDINATOR
 from harness.backends.docker.engine import EngineCalls
 from harness.backends.docker.examination import docker_findings
 from harness.backends.docker.image import python_command
@@ -36,11 +36,12 @@ from harness.backends.docker.network import NAMES, NetworkWatch, make_network
 from harness.backends.docker.node_container import NodeContainer
 from harness.backends.docker.settings import HOLDER_PREFIX, ContainerSpec, plan_addresses, with_whole_paths
 from harness.backends.local import METRICS_MODULES
-from harness.backends.node_job import NodeJob
+from harness.backends.node_job import NodeJob, with_agent
 from harness.control.control_server import ControlServer
 from harness.control.pid_namespaces import HostPids
 from harness.network.links import new_mark
 from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.job.rank_environment import RankEnvironment
 from mecefo_runtime.system.events import Emitter
 from mecefo_runtime.system.process import ProcessId
 from mecefo_runtime.system.wire import UNIX
@@ -149,7 +150,7 @@ class DockerBackend:
         return running
 
     def _prepare_command(self, name: str, job: CommandConfig, *, with_agents: bool) -> ContainerCommand:
-        shared = agent_environment(self._control_address_inside(), self._token) if with_agents else {}
+        shared = agent_environment(self._control_address_inside()) if with_agents else {}
         if self._spec.gpus and self._spec.has_links:
             shared[NCCL_LOG_VARIABLE] = str(self._logs / LOG_NAME)
         environments = {
@@ -164,23 +165,14 @@ class DockerBackend:
         self._ports[name] = FIRST_PORT + len(self._ports)
         coordinator = await self._ready(COORDINATOR)
         address = await coordinator.listen(name, self._ports[name])
-        environment = {
-            "MECEFO_JOB": json.dumps(with_whole_paths(job).to_dict()),
-            "MECEFO_JOB_NAME": name,
-            "MECEFO_TOKEN": self._token,
-            "MECEFO_COORDINATOR": address,
-            "MECEFO_EVENTS": self._control_address_inside(),
-        }
-        if with_agents:
-            environment |= {
-                "MECEFO_HOOKS": "chaos.agent:install",
-                "CHAOS_AGENT": self._control_address_inside(),
-                "CHAOS_TOKEN": self._token,
-                "MECEFO_METRICS": self._ranks_metrics,
-            }
+        control = self._control_address_inside()
+        environment = RankEnvironment(with_whole_paths(job), name, address, self._token, control)
         if self._spec.gpus and self._spec.has_links:
-            environment["MECEFO_NCCL_LOG"] = str(self._logs / LOG_NAME)
-        return NodeJob(self, self._control, name, job, environment, self._logs, self._emitter, self._links())
+            environment = replace(environment, nccl_log=str(self._logs / LOG_NAME))
+        if with_agents:
+            environment = replace(environment, metrics=self._ranks_metrics)
+        variables = with_agent(environment) if with_agents else environment.variables()
+        return NodeJob(self, self._control, name, job, variables, self._logs, self._emitter, self._links())
 
     async def fork(self, command: Mapping[str, Any]) -> ProcessId:
         """Have a process started where it belongs; its container is started first if it does not run."""
@@ -314,7 +306,6 @@ class DockerBackend:
             environment={
                 RUN_VARIABLE: self._run,
                 CONTROL_VARIABLE: self._control_address_inside(),
-                TOKEN_VARIABLE: self._token,
                 ADDRESS_VARIABLE: address,
                 "HOME": "/tmp",
                 "PYTHONDONTWRITEBYTECODE": "1",

@@ -16,7 +16,7 @@ from harness.backends.forkserver import ForkServer, load
 from mecefo_runtime.system.process import set_name
 from mecefo_runtime.system.wire import connect, encode
 
-CONTROL_VARIABLE, TOKEN_VARIABLE = "CHAOS_CONTROL", "CHAOS_TOKEN"
+CONTROL_VARIABLE = "CHAOS_CONTROL"
 # The IPv4 address by which the run's other containers reach this one.
 ADDRESS_VARIABLE = "CHAOS_ADDRESS"
 CONNECT_TIMEOUT_SECONDS = 10.0
@@ -28,7 +28,7 @@ def report_to_control_server(name: str) -> socket.socket:
     """A connection to the control server, which knows this container as `name`."""
     control = connect(os.environ[CONTROL_VARIABLE], CONNECT_TIMEOUT_SECONDS)
     control.settimeout(None)
-    control.sendall(encode({"token": os.environ[TOKEN_VARIABLE], "role": "node", "name": name}))
+    control.sendall(encode({"role": "node", "name": name}))
     return control
 
 

@@ -31,7 +31,7 @@ def reports(announced):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(agents.Connection, "open", lambda *_: connection)
         patch.setattr(Agent, "_start_reader", lambda *_: None)
-        agent = Agent("address", "token", rank=0, node=0, attempt=1)
+        agent = Agent("address", rank=0, node=0, attempt=1)
         for step, phase in announced:
             agent.announce(step, phase)
     return connection.sent

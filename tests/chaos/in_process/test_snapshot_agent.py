@@ -13,7 +13,6 @@ from chaos.in_process.snapshot_agent import SnapshotAgent
 from chaos.injection.agent_sessions import AgentSessions
 from harness.control.control_server import ControlServer
 from mecefo_runtime.job.state_source import Share, Version
-from mecefo_runtime.system.wire import new_token
 
 pytestmark = pytest.mark.unit
 
@@ -53,10 +52,10 @@ class Listener(AgentSessions):
 
 def play(act):
     async def run():
-        control = ControlServer(token := new_token(), lambda event: None)
+        control = ControlServer(lambda event: None)
         await control.open()
         control.agents = listener = Listener()
-        agent = await asyncio.to_thread(SnapshotAgent, control.address, token, rank=None, node=3, attempt=1)
+        agent = await asyncio.to_thread(SnapshotAgent, control.address, rank=None, node=3, attempt=1)
         agent.expose(Kept())
         try:
             await act(agent, listener)

@@ -79,7 +79,7 @@ class FakeLauncher:
 
 
 def job_on(launcher: FakeLauncher, told: list[Event]) -> NodeJob:
-    emitter, control = Emitter(told.append, "conductor"), ControlServer("token", told.append)
+    emitter, control = Emitter(told.append, "conductor"), ControlServer(told.append)
     launcher.job = NodeJob(launcher, control, "main", JobConfig(nodes=2, data_parallel=2), {}, Path("logs"), emitter)
     return launcher.job
 

@@ -1,10 +1,15 @@
-"""Strangers at the port where a run's processes report, and what who has the token may say."""
+"""The socket where a run's processes report: where it is, who may say what there, and what becomes of nonsense."""
 
 import asyncio
 import io
 import json
+import os
 import re
+import shutil
+import stat
+import subprocess
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,18 +19,20 @@ from chaos.faults.watch import Watch
 from chaos.in_process.protocol import At, Holds, to_wire
 from harness.analysis.state import RunState
 from harness.control import control_server
-from harness.control.control_server import ControlServer
+from harness.control.control_server import MAX_PATH_BYTES, ControlServer
 from harness.live.lines import PlainView
+from mecefo_runtime.comm import messages
+from mecefo_runtime.comm.messages import StopNode
+from mecefo_runtime.launch.sinks import connect_sink
 from mecefo_runtime.system import strangers
-from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.events import Emitter, Event
 from mecefo_runtime.system.strangers import BUFFER_BYTES, read_line
-from mecefo_runtime.system.wire import MAX_LINE_BYTES, WireError, decode, encode, parse_address
+from mecefo_runtime.system.wire import MAX_LINE_BYTES, UNIX, Connection, WireError, decode, encode
 from tests.harness.store.test_hostile_files import HOSTILE, put
 from tests.harness.synthetic import run
 
 pytestmark = pytest.mark.unit
 
-TOKEN = "5e" * 16
 DEADLINE_SECONDS = 60.0
 EVENT = Event("warning", "rank", 1.0, 1.0, 7, fields={"message": "m"})
 LINES = [event.to_json() for event in run(steps=4)]
@@ -54,7 +61,7 @@ def played(talk, on_event=lambda event: None, agents=None):
 
     async def play():
         asyncio.get_running_loop().set_exception_handler(lambda _, context: broken.append(context))
-        server = ControlServer(TOKEN, on_event)
+        server = ControlServer(on_event)
         server.agents = agents
         await server.open()
         try:
@@ -67,7 +74,7 @@ def played(talk, on_event=lambda event: None, agents=None):
 
 
 async def connect(server):
-    return await asyncio.open_connection(*parse_address(server.address), limit=1 << 26)
+    return await asyncio.open_unix_connection(server.address.removeprefix(UNIX), limit=1 << 26)
 
 
 async def is_hung_up(reader):
@@ -78,7 +85,7 @@ async def is_hung_up(reader):
 
 
 def hello(role, **more):
-    return encode({"token": TOKEN, "role": role, **more})
+    return encode({"role": role, **more})
 
 
 class TestStrangers:
@@ -109,20 +116,8 @@ class TestStrangers:
 
         assert played(talk) == []
 
-    def test_a_long_line_without_the_token_is_not_kept(self):
-        async def talk(server):
-            reader, writer = await connect(server)
-            with suppress(ConnectionError):
-                for _ in range(64):
-                    writer.write(b"x" * BUFFER_BYTES)
-                    await writer.drain()
-            assert await is_hung_up(reader)
-            writer.close()
-
-        assert played(talk) == []
-
-    @pytest.mark.parametrize("said", [b"[]\n", b"{}\n", b"null\n", b'{"token": 1e400}\n', b'{"token": "\\ud800"}\n'])
-    def test_who_has_not_the_token_is_hung_up_on(self, said):
+    @pytest.mark.parametrize("said", [b"[]\n", b"{}\n", b"null\n", b'{"role": 1e400}\n', b'{"role": "\\ud800"}\n'])
+    def test_who_has_no_role_is_hung_up_on(self, said):
         come = []
 
         async def talk(server):
@@ -130,6 +125,23 @@ class TestStrangers:
             writer.write(said + EVENT.to_json().encode() + b"\n")
             assert await is_hung_up(reader)
             writer.close()
+
+        assert played(talk, come.append) == [] and come == []
+
+    @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv")
+    def test_another_user_is_hung_up_on_even_where_the_folder_lets_it_in(self):
+        come = []
+        code = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); "
+        code += "s.sendall(sys.argv[2].encode()); print(s.recv(1))"
+        line = (hello("events") + EVENT.to_json().encode() + b"\n").decode()
+
+        async def talk(server):
+            path = Path(server.address.removeprefix(UNIX))
+            for place, mode in ((path.parent, 0o711), (path, 0o666)):
+                place.chmod(mode)
+            command = ["setpriv", "--reuid=65534", "--clear-groups", "/usr/bin/env", "python3", "-c", code, path, line]
+            done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+            assert done.stdout.strip() in ("b''", "") and "PermissionError" not in done.stderr
 
         assert played(talk, come.append) == [] and come == []
 
@@ -169,7 +181,7 @@ class TestProcessesOfTheRun:
         assert played(talk, come.append) == []
         assert [len(event.fields["message"]) for event in come] == [4 * BUFFER_BYTES, 1]
 
-    def test_a_long_first_message_with_the_token_is_read(self):
+    def test_a_long_first_message_is_read(self):
         listener = Listener()
 
         async def talk(server):
@@ -230,7 +242,7 @@ class TestProcessesOfTheRun:
     )
     def test_whatever_they_say_of_themselves(self, role, key, value, then, capsys):
         whole = {"role": role, "rank": 0, "node": 0, "attempt": 1, "pid": 1, "job": "main", "name": "n"}
-        first = json.dumps({"token": TOKEN, **whole, key: "@@@"}).replace('"@@@"', value)
+        first = json.dumps({**whole, key: "@@@"}).replace('"@@@"', value)
 
         async def talk(server):
             reader, writer = await connect(server)
@@ -241,6 +253,80 @@ class TestProcessesOfTheRun:
 
         assert played(talk, agents=Listener()) == []
         assert capsys.readouterr().err == ""
+
+
+@pytest.fixture
+def deep(tmp_path: Path) -> Path:
+    """A folder whose path is longer than a socket's may be."""
+    folder = tmp_path / ("d" * MAX_PATH_BYTES)
+    folder.mkdir()
+    return folder
+
+
+def place_in(folder, **how):
+    """Where a server in `folder` listens, and that nothing of it stays."""
+    found = []
+
+    async def play():
+        server = ControlServer(lambda event: None)
+        await server.open(folder, **how)
+        path = Path(server.address.removeprefix(UNIX))
+        found.append(path)
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        reader, writer = await connect(server)
+        writer.write_eof()
+        assert await is_hung_up(reader)
+        writer.close()
+        await server.close()
+        assert not path.exists() and not path.parent.exists()
+
+    asyncio.run(play())
+    return found[0]
+
+
+class TestPlace:
+    def test_it_is_in_a_folder_of_the_run_that_only_this_user_may_enter(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        assert place_in(tmp_path).resolve().is_relative_to(tmp_path.resolve())
+        assert list(tmp_path.iterdir()) == []
+
+    def test_where_the_path_is_too_long_from_the_root_it_is_taken_from_here(self, deep, monkeypatch):
+        monkeypatch.chdir(deep)
+        assert not place_in(deep).is_absolute()
+
+    def test_a_path_that_must_hold_from_anywhere_is_not_taken_from_here(self, deep, monkeypatch):
+        monkeypatch.chdir(deep)
+        path = place_in(deep, may_be_relative=False)
+        assert path.is_absolute() and not path.is_relative_to(deep)
+
+    def test_where_the_path_is_too_long_in_any_case_it_is_elsewhere(self, deep, monkeypatch):
+        monkeypatch.chdir("/")
+        assert len(os.fsencode(place_in(deep))) <= MAX_PATH_BYTES
+
+    def test_who_is_not_there_cannot_be_connected_to(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(FileNotFoundError):
+            Connection.open(f"{UNIX}nobody", {}, DEADLINE_SECONDS)
+
+
+def test_events_and_orders_go_through_it():
+    come = []
+
+    async def talk(server):
+        sink = await asyncio.to_thread(connect_sink, server.address)
+        Emitter(sink, "rank").emit("rank_started", step=3)
+        role = {"role": "supervisor", "job": "main", "node": 1}
+        orders = await asyncio.to_thread(Connection.open, server.address, role, DEADLINE_SECONDS)
+        while not server.order("main", 1, StopNode()):
+            await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(orders.receive) == messages.to_wire(StopNode())
+        orders.close()
+        while not come:
+            await asyncio.sleep(0.01)
+        sink._connection.close()
+
+    assert played(talk, come.append) == []
+    assert [(event.kind, event.step) for event in come] == [("rank_started", 3)]
 
 
 @given(st.lists(st.binary(max_size=40)), st.integers(1, 30), st.booleans())

@@ -32,6 +32,7 @@ from mecefo_runtime.comm.messages import (
 from mecefo_runtime.comm.participant import CoordinatorAddress
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Layout
+from mecefo_runtime.job.rank_environment import RankEnvironment
 from mecefo_runtime.launch import supervisor as supervisor_module
 from mecefo_runtime.launch.supervisor import Supervisor
 from mecefo_runtime.membership.coordinator import Coordinator
@@ -111,7 +112,7 @@ def node(monkeypatch, tmp_path: Path):
     """A supervisor whose ranks are only written down, and the other end of its orders."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
-        environment = {"MECEFO_TOKEN": "t", "MECEFO_EVENTS": f"{host}:{port}", "MECEFO_COORDINATOR": f"{host}:1"}
+        environment = RankEnvironment(JobConfig(), coordinator=f"{host}:1", token="t", events=f"{host}:{port}")
         supervised = Supervisor(environment, 0, range(2), 1, tmp_path)
         orders, _ = listener.accept()
     started: list[tuple[int, int]] = []

@@ -25,7 +25,7 @@ class Ranks:
     def __init__(self, folder: Path, **job) -> None:
         self.told: list[Event] = []
         self.mark = uuid.uuid4().hex
-        control = ControlServer("token", self.told.append)
+        control = ControlServer(self.told.append)
         config = CommandConfig(("true",), **job)
         emitter = Emitter(self.told.append, "conductor")
         self.run = LocalCommand(control, "main", config, self.mark, {}, folder / "job.log", emitter)

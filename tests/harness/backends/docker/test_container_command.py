@@ -50,7 +50,7 @@ def outcome_of(
     async def run_it() -> str:
         launcher, job = FakeLauncher(codes), CommandConfig(("true",), nodes=len(codes))
         environments: dict[int, dict[str, str]] = {node: {} for node in codes}
-        emitter, control = Emitter(told.append, "conductor"), ControlServer("token", told.append)
+        emitter, control = Emitter(told.append, "conductor"), ControlServer(told.append)
         run = ContainerCommand(launcher, control, "main", job, "no-such-run", environments, folder, emitter, None)
         launcher.run = run
         if has_stepped:
@@ -122,7 +122,7 @@ def test_two_trainings_are_not_one_job(tmp_path, node, attempt, is_running, outc
     mark = uuid.uuid4().hex
 
     async def run_it() -> str:
-        emitter, control = Emitter(told.append, "conductor"), ControlServer("token", told.append)
+        emitter, control = Emitter(told.append, "conductor"), ControlServer(told.append)
         job = CommandConfig(("python", "train.py"), nodes=2)
         run = ContainerCommand(FakeLauncher({}), control, "main", job, mark, {0: {}, 1: {}}, tmp_path, emitter, None)
         ranks = [subprocess.Popen(["sleep", "300"], env={**os.environ, RUN_VARIABLE: mark}) for _ in range(2)]

@@ -71,7 +71,7 @@ def test_a_job_that_lost_a_process_before_its_first_step_cannot_begin(has_steppe
     nobody: Any = None
 
     async def outcome() -> str:
-        control, emitter = ControlServer("token", lambda event: None), Emitter(lambda event: None, "conductor")
+        control, emitter = ControlServer(lambda event: None), Emitter(lambda event: None, "conductor")
         job = NodeJob(nobody, control, "main", JobConfig(), {}, Path("logs"), emitter)
         if has_stepped:
             job.note(Event("step_committed", "rank", 0.0, 0.0, 1, 1))

@@ -121,7 +121,7 @@ def backend_of(job, run):
     raw = {"name": "n", "backend": "docker"}
     if isinstance(job, CommandConfig):
         raw["job"] = {"runtime": "command", "command": ["true"]}
-    control = ControlServer("token", lambda event: None)
+    control = ControlServer(lambda event: None)
     emitter = Emitter(lambda event: None, "conductor")
     setup = BackendSetup(from_mapping(raw), job, [], run, run / "logs", control, "token", emitter, "unix:///none")
     return choose_backend(setup)

@@ -28,6 +28,7 @@ from mecefo_chaos.studies.papers.reft.schemes import NUM_NODES, Scheme
 from mecefo_runtime.job.config import JobConfig, ModelConfig, SnapshotConfig
 from mecefo_runtime.job.layout import Cluster, Layout, configured_layout
 from mecefo_runtime.job.protection import SnapshotOffers
+from mecefo_runtime.job.rank_environment import RankEnvironment
 from mecefo_runtime.job.state_source import ParitySource, Piece, Share, Version, choose_version
 from mecefo_runtime.recovery.kept_snapshots import offers_of
 from mecefo_runtime.snapshots.messages import SnapshotsHello, from_snapshot_process
@@ -155,11 +156,7 @@ class Nodes:
         self._states: dict[int, ModelState] = {}
         self._writers: dict[int, SnapshotWriter] = {}
         self.warnings: list[str] = []
-        environment = {
-            "MECEFO_JOB": json.dumps(self.job.to_dict()),
-            "MECEFO_COORDINATOR": self._coordinator.address,
-            "MECEFO_TOKEN": self._token,
-        }
+        environment = RankEnvironment(self.job, coordinator=self._coordinator.address, token=self._token).variables()
         try:
             for node in range(NUM_NODES):
                 self._processes[node] = server.start(node, environment)
