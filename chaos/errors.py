@@ -22,7 +22,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
+
+from chaos.refusals import refusal_text
+from mecefo_runtime.system.reason import TEXT, Reason
 
 # Longer ones are cut: an error names the value, it does not repeat the file.
 _MAX_SHOWN_CHARACTERS = 60
@@ -86,25 +89,44 @@ def all_of(problems: Sequence[UsageError]) -> UsageError:
 
 
 class InjectionError(ChaosError):
-    """The fault did not take effect; `code` says why as a word, where there is one."""
+    """The fault did not take effect. `why` is the reason, a code with fields, and the message its sentence.
+
+    One that is raised with a text has the `code` that is given with it, or that of its class.
+    """
 
     exit_code = 5
+    CODE: ClassVar[str] = "refused"
 
-    def __init__(self, message: str = "", *, code: str | None = None) -> None:
-        super().__init__(message)
-        self.code = code
+    def __init__(self, why: Reason | str = "", *, code: str | None = None) -> None:
+        self.why = why if isinstance(why, Reason) else Reason(code or self.CODE, **{TEXT: why})
+        super().__init__(refusal_text(self.why))
+
+    @property
+    def code(self) -> str:
+        """Of its reason."""
+        return self.why.code
+
+    def because(self, cause: str, sign: str = ": ") -> Self:
+        """The same, with what explains it after the sentence."""
+        return type(self)(Reason("with_cause", why=self.why, because=cause, sign=None if sign == ": " else sign))
 
 
 class TargetNotFound(InjectionError):
     """Nothing of the target is there any more."""
 
+    CODE = "target_not_found"
+
 
 class NotOurs(InjectionError):
     """What is there was not started by this run."""
 
+    CODE = "not_ours"
+
 
 class EffectNotSeen(InjectionError):
     """The fault was applied, but its effect was not seen in time."""
+
+    CODE = "effect_not_seen"
 
 
 class HealError(ChaosError):

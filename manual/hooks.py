@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from chaos.experiment.schema import json_schema
-from manual import fault_pages, reference
+from manual import fault_pages, reasons, reference
 
 ROOT = Path(__file__).parents[1]
 SCHEMA = "schema/experiment.json"
@@ -48,6 +48,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages["reference/faults/index.md"] = fault_pages.index()
     pages["reference/command-line.md"] = reference.command_line()
     pages["reference/experiment.md"] = reference.experiment()
+    pages["reference/reasons.md"] = reasons.page()
     pages |= {page: (ROOT / source).read_text() for source, page in _FROM_ROOT.items()}
     # For editors, at an address that stays.
     pages[SCHEMA] = json.dumps(json_schema(), indent=2) + "\n"

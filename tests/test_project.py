@@ -54,7 +54,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     ),
     "chaos": (
         *(
-            *("plain_text", "user_files"),
+            *("plain_text", "user_files", "step_ranges", "refusals"),
             "errors",
             "language",
             "host",

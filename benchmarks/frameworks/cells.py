@@ -24,7 +24,9 @@ from benchmarks.frameworks.own_log import (
     recovery_seconds,
     steps_repeated,
 )
+from harness.judging.caveat_reasons import caveat_text
 from harness.judging.summary import Summary
+from harness.judging.verdict import GATE_FAILED, GATE_UNDECIDED, LOSS_NOT_FINITE
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_TIMEOUT_SECONDS, END_TIMEOUT_SECONDS = 240.0, 60.0
@@ -32,7 +34,11 @@ EXIT_ENVIRONMENT = 3
 # Apart by more than this, the run and the script's own record disagree.
 MAX_RECOVERY_DIFFERENCE_SECONDS = 0.1
 # What the columns of a cell, or the words before, say already.
-_SAID_ALREADY = ("every fault was seen", "gate ", "the training loss is not a finite number")
+_SAID_ALREADY = ("passed", GATE_FAILED, GATE_UNDECIDED, LOSS_NOT_FINITE)
+"""Codes of reasons that another figure of the cell tells."""
+_OF_REPLICAS = ("replicas_unknown", "replicas_differed", "replicas_compared_early")
+"""Codes of caveats that a cell repeats."""
+_REPLICAS_DIFFER = "replicas_differ"
 _EXCEPTION = re.compile(r"\w+(?:Error|Exception): [^|;\n]*")
 _WHO = re.compile(r"^incident \d+ \([^)]*\)[:,]? ")
 
@@ -56,6 +62,7 @@ class Round:
     own_replicas_equal: bool | None = None
     reasons: tuple[str, ...] = ()
     caveats: tuple[str, ...] = ()
+    reason_codes: tuple[str, ...] = ()
     error: str | None = None
 
     @property
@@ -71,7 +78,7 @@ class Round:
             found.append(f"recovery: {_seconds(said)}, by the script's own record {_seconds(own)}")
         if self.verdict == "pass" and self.own_replicas_equal is False:
             found.append("pass, though the replicas' parameters differ at the end")
-        if self.own_replicas_equal and any("differs from the other replicas" in reason for reason in self.reasons):
+        if self.own_replicas_equal and _REPLICAS_DIFFER in self.reason_codes:
             found.append("replicas are said to differ, though their parameters are equal at the end")
         return found
 
@@ -133,6 +140,7 @@ def read_round(summary: Summary, log: Path, folder: Path) -> Round:
         own_replicas_equal=are_replicas_equal(stamps),
         reasons=tuple(summary.reasons),
         caveats=tuple(summary.caveats),
+        reason_codes=tuple(reason.code for reason in summary.reason_codes),
     )
 
 
@@ -155,8 +163,9 @@ def what_happened(summary: Summary) -> str:
         parts.append(f"{drop:.0%} slower")
     if summary.job_outcome not in (None, "completed"):
         parts.append(f"the job {summary.job_outcome}")
-    parts += [_WHO.sub("", reason) for reason in summary.reasons if not reason.startswith(_SAID_ALREADY)]
-    parts += [caveat for caveat in summary.caveats if "eplicas" in caveat]
+    others = summary.reasons_without(lambda reason: reason.code in _SAID_ALREADY)
+    parts += [_WHO.sub("", sentence) for _, sentence in others]
+    parts += [caveat_text(caveat) for caveat in summary.caveat_codes if caveat.code in _OF_REPLICAS]
     return "; ".join(part.rstrip(".") for part in parts)
 
 

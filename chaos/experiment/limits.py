@@ -11,6 +11,7 @@ from chaos.errors import UsageError, shown
 from chaos.experiment.fields import Said
 from chaos.language.validation_errors import said
 from mecefo_runtime.job.layout import Cluster
+from mecefo_runtime.system.reason import Reason
 
 
 def _ratio(value: object) -> float:
@@ -45,17 +46,15 @@ class Limits(Said):
     max_ranks: int | None = Field(default=None, ge=1)
     min_healthy: RatioText | None = None
 
-    def violation(self, affected: Collection[int], cluster: Cluster) -> str | None:
+    def violation(self, affected: Collection[int], cluster: Cluster) -> Reason | None:
         """Which limit the ranks `affected` at once are beyond, and by how much; None when they are within all."""
         ranks = set(affected)
         nodes = {cluster.node_of(rank) for rank in ranks}
         if self.max_nodes is not None and len(nodes) > self.max_nodes:
-            return f"{len(nodes)} nodes would be affected at once, more than max_nodes {self.max_nodes}"
+            return Reason("max_nodes", nodes=len(nodes), limit=self.max_nodes)
         if self.max_ranks is not None and len(ranks) > self.max_ranks:
-            return f"{len(ranks)} ranks would be affected at once, more than max_ranks {self.max_ranks}"
+            return Reason("max_ranks", ranks=len(ranks), limit=self.max_ranks)
         healthy = cluster.num_ranks - len(ranks)
         if self.min_healthy is not None and healthy < self.min_healthy * cluster.num_ranks:
-            return (
-                f"{healthy} of {cluster.num_ranks} ranks would be healthy, less than min_healthy {self.min_healthy:.4g}"
-            )
+            return Reason("min_healthy", healthy=healthy, ranks=cluster.num_ranks, limit=self.min_healthy)
         return None

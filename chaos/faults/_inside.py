@@ -14,6 +14,7 @@ from chaos.faults._records import ProcessesRecord
 from chaos.faults.base import Act, Fault, FaultContext, Fidelity
 from chaos.host.undo_record import UndoRecord
 from chaos.language.target import ResolvedTarget, Scope
+from mecefo_runtime.system.reason import Reason
 
 # Steps may take seconds, and what was affected may be used only in the next one.
 VERIFY_TIMEOUT_SECONDS = 120.0
@@ -30,6 +31,7 @@ class InsideFault(Fault[ParametersT]):
     fidelity: ClassVar[Fidelity] = "real"
     acts_inside: ClassVar[bool] = True
     shows_when_released: ClassVar[bool] = True
+    shows_undo: ClassVar[bool] = False
     verify_timeout_seconds: ClassVar[float] = VERIFY_TIMEOUT_SECONDS
     Record: ClassVar[type[UndoRecord]] = ProcessesRecord
 
@@ -43,7 +45,7 @@ class InsideFault(Fault[ParametersT]):
         found = context.processes.rank_processes(target.ranks)
         running = tuple(owned for owned in found if owned.process.is_running())
         if not running:
-            raise TargetNotFound(f"{target} has no running rank, and this fault acts inside ranks")
+            raise TargetNotFound(Reason("no_running_rank", target=target))
         return Act(running, ProcessesRecord.of(running).to_json())
 
     async def apply(self, act: Act, context: FaultContext) -> None:
@@ -59,7 +61,7 @@ class InsideFault(Fault[ParametersT]):
     async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
         """Wait for each rank's report on the effect."""
         if not self._begun:
-            raise EffectNotSeen("the fault was not started inside the ranks")
+            raise EffectNotSeen(Reason("not_started_inside"))
         deadline = asyncio.get_running_loop().time() + timeout_seconds
         ranks = []
         for rank, (handle, _) in self._begun.items():

@@ -290,6 +290,10 @@ class Fault(ABC, Generic[ParametersT]):
     undo_summary: ClassVar[str]
     # Whether its record says something that has to be undone, should the injector die.
     has_undo: ClassVar[bool] = True
+    shows_undo: ClassVar[bool] = True
+    """Whether the evidence of its undo says something; else it ends with the process, or with its hooks."""
+    kills: ClassVar[bool] = False
+    """Whether it kills its target from outside; another loss ends by what happens in the process."""
     # What `undo` is told: as JSON it is the act's `undo_record`, and what the ledger keeps.
     Record: ClassVar[type[UndoRecord]] = UndoRecord
     # Whether the ranks that it affects are gone until they are repaired.

@@ -11,6 +11,7 @@ from mecefo_runtime.job.state_source import Share, Version
 from mecefo_runtime.system.wire import Connection, WireError
 
 if TYPE_CHECKING:
+    from mecefo_runtime.snapshots.refusal import Refusal
     from mecefo_runtime.snapshots.shelf import StoredPart
 
 
@@ -58,8 +59,8 @@ class Snapshots(Protocol):
         """What a restore would read, whether all ranks have agreed on it, and where it lies."""
         ...
 
-    def why_refused(self, version: Version, unit: str, share: Share) -> str | None:
-        """What is said to whoever asks for a part; None: it is given."""
+    def why_refused(self, version: Version, unit: str, share: Share) -> Refusal | None:
+        """Why a part is not delivered; None: it is."""
         ...
 
 
@@ -101,7 +102,11 @@ class AskForPart(_Question):
     """Whether `share` of `unit` at (`step`, `lineage`) is given to whoever asks for it."""
 
     def begin(self, step: int, phase: str) -> dict[str, Any]:
-        """Why it is `refused`; None: it is given."""
+        """Why it is `refused`, and the `code` of that; both None: it is delivered."""
         wanted = self.arguments
         version = Version(wanted["step"], wanted["lineage"])
-        return {"refused": self.snapshots.why_refused(version, wanted["unit"], Share(*wanted["share"]))}
+        refusal = self.snapshots.why_refused(version, wanted["unit"], Share(*wanted["share"]))
+        return {
+            "refused": None if refusal is None else refusal.details,
+            "code": None if refusal is None else refusal.code,
+        }

@@ -21,6 +21,7 @@ from chaos.in_process.protocol import (
     Report,
     SnapshotsOf,
 )
+from mecefo_runtime.system.reason import Reason
 
 # An effect that begins may have to read all of a rank's state.
 BEGIN_TIMEOUT_SECONDS = 30.0
@@ -57,7 +58,7 @@ class AgentSessions:
         for running in self._running.pop(session, {}).values():
             running.reports.put_nowait(None)
             if not running.began.done():
-                running.began.set_exception(InjectionError(f"{session.place_text} ended before the effect began"))
+                running.began.set_exception(InjectionError(Reason("ended_before_effect", place=session.place_text)))
                 # Whoever waited for it may have been cancelled.
                 running.began.exception()
             if not running.lifted.done():
@@ -84,7 +85,9 @@ class AgentSessions:
             case Began(told=told) if not running.began.done():
                 running.began.set_result(told)
             case Refused(reason=reason) if not running.began.done():
-                running.began.set_exception(InjectionError(f"{session.place_text}: {reason}"))
+                running.began.set_exception(
+                    InjectionError(Reason("refused_inside", place=session.place_text, reason=reason))
+                )
             case Report(told=told):
                 running.reports.put_nowait(told)
             case Lifted(told=told) if not running.lifted.done():
@@ -98,15 +101,14 @@ class AgentSessions:
         """See `chaos.faults.base.InsideHost.begin`."""
         session = self._sessions.get(rank)
         if session is None or not session.is_held:
-            what = "is not held" if session is not None else "has no agent: it has ended, or has not started"
-            raise InjectionError(f"rank {rank} {what}, so nothing can be done inside it")
+            raise InjectionError(Reason("rank_not_held", rank=rank, has_agent=session is not None))
         return await self._begin(session, effect, arguments)
 
     async def ask(self, node: int, question: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """See `chaos.faults.base.InsideHost.ask`."""
         session = self._sessions.get(SnapshotsOf(node))
         if session is None:
-            raise InjectionError(f"the snapshot process of node {node} has no agent: it has ended, or has not started")
+            raise InjectionError(Reason("snapshot_process_without_agent", node=node))
         handle, told = await self._begin(session, question, arguments)
         session.send(Lift(handle))
         return told
@@ -121,8 +123,8 @@ class AgentSessions:
         try:
             return handle, await asyncio.wait_for(running.began, BEGIN_TIMEOUT_SECONDS)
         except TimeoutError:
-            message = f"{session.place_text} did not answer within {BEGIN_TIMEOUT_SECONDS:g} s"
-            raise InjectionError(message) from None
+            why = Reason("no_answer", place=session.place_text, seconds=BEGIN_TIMEOUT_SECONDS)
+            raise InjectionError(why) from None
 
     async def report(self, rank: int, handle: int, timeout_seconds: float) -> dict[str, Any]:
         """See `chaos.faults.base.InsideHost.report`."""
@@ -130,9 +132,9 @@ class AgentSessions:
         try:
             told = None if running is None else await asyncio.wait_for(running.reports.get(), timeout_seconds)
         except TimeoutError:
-            raise EffectNotSeen(f"rank {rank} reported nothing within {timeout_seconds:g} s") from None
+            raise EffectNotSeen(Reason("no_report", rank=rank, seconds=timeout_seconds)) from None
         if told is None:
-            raise EffectNotSeen(f"rank {rank} has ended and reported nothing")
+            raise EffectNotSeen(Reason("ended_without_report", rank=rank))
         return told
 
     async def lift(self, rank: int, handle: int, timeout_seconds: float) -> dict[str, Any]:

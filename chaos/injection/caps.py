@@ -8,9 +8,10 @@ from chaos.experiment.limits import Limits
 from chaos.plan.incident import Incident
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.reason import Reason
 
 
-def may_fire(affected: Iterable[int], incident: Incident, limits: Limits, cluster: Cluster) -> str | None:
+def may_fire(affected: Iterable[int], incident: Incident, limits: Limits, cluster: Cluster) -> Reason | None:
     """Why `incident` must not fire while faults are active on the ranks `affected`; None if it may."""
     ranks = frozenset(incident.target.ranks)
     if not ranks:

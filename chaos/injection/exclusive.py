@@ -6,6 +6,7 @@ import asyncio
 
 from chaos.plan.incident import Incident
 from chaos.plan.overlap import common
+from mecefo_runtime.system.reason import Reason
 
 # How long a fault waits for one that is just being undone, such as one that lasts up to the step before.
 UNDO_SECONDS = 2.0
@@ -17,7 +18,7 @@ class Exclusive:
     def __init__(self) -> None:
         self._active: dict[int, tuple[Incident, str, asyncio.Event]] = {}
 
-    async def why_taken(self, incident: Incident, exclusive: str) -> str | None:
+    async def why_taken(self, incident: Incident, exclusive: str) -> Reason | None:
         """Why `incident` must not begin; None if it may, which holds until the caller waits for something else."""
         deadline = asyncio.get_running_loop().time() + UNDO_SECONDS
         while (found := self._in_the_way(incident, exclusive)) is not None:
@@ -26,10 +27,8 @@ class Exclusive:
                 async with asyncio.timeout_at(deadline):
                     await is_over.wait()
             except TimeoutError:
-                return (
-                    f"incident {other.incident} ({other.fault}) is still active on {where}, and only one fault at a "
-                    f"time can change {exclusive}"
-                )
+                number, fault = other.incident, other.fault
+                return Reason("exclusive", incident=number, fault=fault, where=where, what=exclusive)
         return None
 
     def begin(self, incident: Incident, exclusive: str | None) -> None:

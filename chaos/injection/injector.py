@@ -23,13 +23,15 @@ from chaos.injection.agent_sessions import AgentSessions
 from chaos.injection.armed import Armed, last_of
 from chaos.injection.caps import ActiveRanks
 from chaos.injection.exclusive import Exclusive
-from chaos.injection.never_fired import has_passed, why_never_fired
+from chaos.injection.never_fired import has_passed, legacy_fields, why_never_fired
 from chaos.injection.order import UndoOrder
 from chaos.language.trigger import Duration
 from chaos.plan.incident import Incident
+from chaos.refusals import refusal_text
 from chaos.undo.bounds import changed_paths
 from chaos.undo.ledger import Ledger
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.reason import Reason
 
 # Ranks of one target may wait for each other in the pipeline: those that have not come to their hold this long after
 # the first one did are waiting for a held one.
@@ -54,7 +56,7 @@ class Injector:
         ledger: Ledger,
         emit: Emit,
         seed: int = 0,
-        may_fire: Callable[[frozenset[int], Incident], str | None] | None = None,
+        may_fire: Callable[[frozenset[int], Incident], Reason | None] | None = None,
     ) -> None:
         self._may_fire = may_fire
         self._affected = ActiveRanks()
@@ -232,10 +234,10 @@ class Injector:
             is_command=self._context.has_foreign_checkpoints,
         )
         if incident.is_optional or (has_passed(incident.trigger, watch) and incident.may_be_left_out):
-            self._emit("not_due", incident=incident.incident, **why.fields())
+            self._emit("not_due", incident=incident.incident, **legacy_fields(why), **_told(why))
         else:
-            fields = {**why.fields(), "reason": f"never fired: {why}"}
-            self._emit("unverified", incident=incident.incident, **fields)
+            never = Reason("never_fired", why=why)
+            self._emit("unverified", incident=incident.incident, **legacy_fields(why), **_told(never))
 
     def _fire(self, armed: Armed) -> None:
         if armed.fired is None:
@@ -255,9 +257,9 @@ class Injector:
             if reason:
                 if incident.may_be_left_out:
                     # As when it was planned: what is affected longer than the plan could know is in its way.
-                    self._emit("not_due", step=step, incident=incident.incident, reason=reason)
+                    self._emit("not_due", step=step, incident=incident.incident, **_told(reason))
                     return
-                raise InjectionError(f"not fired: {reason}")
+                raise InjectionError(Reason("not_allowed", why=reason))
             self._exclusive.begin(incident, fault.exclusive)
             await fault.look(incident.target, self._context)
             act = fault.prepare(incident.target, self._context)
@@ -272,9 +274,7 @@ class Injector:
                 await self._order.uncovered(fault, lambda: self._release(armed, step))
                 await self._undo(armed, act, step)
         except ChaosError as error:
-            code = error.code if isinstance(error, InjectionError) else None
-            more: dict[str, Any] = {} if code is None else {"code": code}
-            self._emit("unverified", step=step, incident=incident.incident, reason=str(error), **more)
+            self._emit("unverified", step=step, incident=incident.incident, **_told(_reason_of(error)))
         finally:
             self._affected.end(incident)
             self._exclusive.end(incident)
@@ -334,7 +334,7 @@ class Injector:
             recognised = await self._recognised(armed.fault, act, began)
             if recognised is None:
                 if (why := armed.fault.why_unseen(act, self._context)) is not None:
-                    raise EffectNotSeen(f"{error}: {why}") from None
+                    raise error.because(why) from None
                 raise
             evidence, more = recognised.evidence, {"took_effect_monotonic": recognised.at_seconds}
         self._emit("verified", step=step, incident=armed.incident.incident, evidence=evidence, **more)
@@ -348,7 +348,7 @@ class Injector:
                 # What is still active must not wait; but of a job that just ended the last words are on their way.
                 await asyncio.wait({verification}, timeout=LAST_WORDS_SECONDS)
                 if not verification.done():
-                    raise EffectNotSeen("the run ended before its effect was verified")
+                    raise EffectNotSeen(Reason("run_ended_before_verified"))
             return await verification
         finally:
             over.cancel()
@@ -390,7 +390,7 @@ class Injector:
             ended_seconds = await self._lift(fault, act)
             evidence = self._ledger.undo(incident.incident, incident.fault, act.undo_record, fault.undo)
         except ChaosError as error:
-            self._emit("undo_failed", step=step, incident=incident.incident, reason=str(error))
+            self._emit("undo_failed", step=step, incident=incident.incident, **_told(_reason_of(error)))
         else:
             more = {} if ended_seconds is None else {"ended_monotonic": ended_seconds}
             self._emit("undone", step=step, incident=incident.incident, evidence=evidence, **more)
@@ -411,6 +411,18 @@ class Injector:
             armed.release()
             more: dict[str, Any] = {"nodes": nodes} if nodes else {}
             self._emit("released", step=step, incident=armed.incident.incident, ranks=ranks, **more)
+
+
+def _told(why: Reason) -> dict[str, Any]:
+    """Fields of an event: the reason with its code, and its sentence."""
+    return {"reason": refusal_text(why), "why": why.to_dict()}
+
+
+def _reason_of(error: ChaosError) -> Reason:
+    if isinstance(error, InjectionError):
+        return error.why
+    code = "undo_failed" if isinstance(error, HealError) else "environment"
+    return Reason(code, text=str(error))
 
 
 def _witnesses(incident: Incident, all_ranks: frozenset[int], context: FaultContext) -> tuple[frozenset[Place], int]:

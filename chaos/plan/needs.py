@@ -44,7 +44,18 @@ def capabilities_of(experiment: Experiment) -> frozenset[str]:
     return frozenset(need for need, is_there in offered.items() if is_there)
 
 
-def check_needs(needs: Mapping[str, Collection[str]], capabilities: Collection[str]) -> list[UsageError]:
+class Unmet(UsageError):
+    """A kind of fault has `needs` that the run does not meet."""
+
+    def __init__(self, kind: str, needs: tuple[str, ...]) -> None:
+        both = ("own-runtime", "snapshots")
+        is_both = set(both) <= set(needs)
+        words = [NEEDS[need] for need in needs if not (is_both and need in both)]
+        super().__init__(f"{kind} needs {'; and '.join([*words, *([_BUILT_IN_WITH_SNAPSHOTS] if is_both else [])])}")
+        self.needs = needs
+
+
+def check_needs(needs: Mapping[str, Collection[str]], capabilities: Collection[str]) -> list[Unmet]:
     """One violation for each kind of fault in `needs` of whose needs some are not among `capabilities`.
 
     Raises:
@@ -55,10 +66,7 @@ def check_needs(needs: Mapping[str, Collection[str]], capabilities: Collection[s
         for need in wanted:
             if need not in NEEDS:
                 raise ValueError(f"{kind} needs {need!r}: the words are {', '.join(NEEDS)} ({nearest(need, NEEDS)}?)")
-        missing = [NEEDS[need] for need in wanted if need not in capabilities]
-        if {"own-runtime", "snapshots"} <= {need for need in wanted if need not in capabilities}:
-            missing = [text for text in missing if text not in (NEEDS["own-runtime"], NEEDS["snapshots"])]
-            missing.append(_BUILT_IN_WITH_SNAPSHOTS)
+        missing = tuple(need for need in wanted if need not in capabilities)
         if missing:
-            violations.append(UsageError(f"{kind} needs {'; and '.join(missing)}"))
+            violations.append(Unmet(kind, missing))
     return violations

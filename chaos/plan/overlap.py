@@ -15,6 +15,7 @@ from chaos.experiment.limits import Limits
 from chaos.language.target import ResolvedTarget
 from chaos.language.trigger import PHASES, Duration, Trigger
 from chaos.plan.incident import Incident
+from chaos.refusals import refusal_text
 from mecefo_runtime.job.layout import Cluster
 
 # A step and how many of its phases went before, or seconds and 0.
@@ -217,4 +218,4 @@ def _check_one(one: Placed, active: Sequence[Placed], cluster: Cluster, limits: 
     affected = {rank for other in (*active, one) for rank in other.incident.target.ranks}
     violation = limits.violation(affected, cluster)
     if violation is not None:
-        raise UsageError(f"{what}: {violation}", key=one.key)
+        raise UsageError(f"{what}: {refusal_text(violation)}", key=one.key)

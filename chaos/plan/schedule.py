@@ -26,6 +26,7 @@ from chaos.language.trigger import Duration, Trigger
 from chaos.plan.incident import Incident, Plan
 from chaos.plan.needs import capabilities_of
 from chaos.plan.overlap import Interval, Placed, check, check_exclusive, interval_of, is_possible, taken_ranks
+from chaos.refusals import refusal_text
 from mecefo_runtime.job.layout import Cluster
 
 if TYPE_CHECKING:
@@ -251,7 +252,7 @@ def _check_limits(placed: Collection[Placed], experiment: Experiment, cluster: C
         violation = experiment.limits.violation(set(one.incident.target.ranks), cluster)
         if violation is not None:
             what = f"{one.incident.fault} on {one.incident.target} at {one.incident.trigger}"
-            raise UsageError(f"{what}: {violation}", key=one.key)
+            raise UsageError(f"{what}: {refusal_text(violation)}", key=one.key)
 
 
 def _inject_into(draft: _Draft, experiment: Experiment, cluster: Cluster, others: Collection[Placed]) -> Placed:

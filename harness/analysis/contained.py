@@ -13,6 +13,7 @@ from typing import ClassVar, TypeVar
 
 from chaos.errors import ChaosError
 from chaos.plain_text import blanked
+from mecefo_runtime.system.reason import Reason, Table
 
 T = TypeVar("T")
 
@@ -20,6 +21,7 @@ LEAST_OPERATIONS = 1_000_000
 """An analysis may take so many operations however short the log is ..."""
 OPERATIONS_PER_EVENT = 200
 """... and so many more for each event; what is known to be right takes some twenty at most."""
+PROBLEMS = Table({"analysis_failed": "the {what} could not be computed: {error}"})
 # An error may repeat what a log said.
 _MAX_CHARACTERS = 300
 
@@ -63,25 +65,30 @@ def budget(size: int) -> Iterator[None]:
         _BUDGET.reset(token)
 
 
+def analysis_failed(what: str, error: Exception) -> Reason:
+    """The reason that `what` has no value: its analysis raised `error`."""
+    message = blanked(str(error)).strip()[:_MAX_CHARACTERS]
+    name = "" if isinstance(error, BudgetExceeded) else type(error).__name__
+    return Reason("analysis_failed", what=what, error=": ".join(part for part in (name, message) if part))
+
+
 def could_not(what: str, error: Exception) -> str:
     """`the time accounting could not be computed: ValueError: ...`."""
-    said = blanked(str(error)).strip()[:_MAX_CHARACTERS]
-    name = "" if isinstance(error, BudgetExceeded) else type(error).__name__
-    return f"the {what} could not be computed: {': '.join(part for part in (name, said) if part)}"
+    return PROBLEMS.text(analysis_failed(what, error))
 
 
-def attempt(what: str, compute: Callable[[], T], problems: list[str], *, size: int) -> T | None:
-    """What `compute` makes of a log of `size` events; None, and a line in `problems`, where it fails."""
+def attempt(what: str, compute: Callable[[], T], problems: list[Reason], *, size: int) -> T | None:
+    """What `compute` makes of a log of `size` events; None, and an entry in `problems`, where it fails."""
     try:
         with budget(size):
             return compute()
     except Exception as error:  # of memory and of recursion, too
-        problems.append(could_not(what, error))
+        problems.append(analysis_failed(what, error))
         return None
 
 
-def as_far_as_it_goes(what: str, things: Callable[[], Iterable[T]], problems: list[str], *, size: int) -> list[T]:
-    """All of `things`, or those that came before one failed, with a line in `problems`."""
+def as_far_as_it_goes(what: str, things: Callable[[], Iterable[T]], problems: list[Reason], *, size: int) -> list[T]:
+    """All of `things`, or those that came before one failed, with an entry in `problems`."""
     found: list[T] = []
 
     def collect() -> None:

@@ -22,8 +22,8 @@ from harness.analysis.steps import (
     shows_recovery,
     undisturbed_baseline,
 )
-from harness.analysis.undecided import Undecided
 from mecefo_runtime.system.job_records import CoordinatorRestarted, Isolated, Restarting
+from mecefo_runtime.system.reason import Reason
 from mecefo_runtime.system.record import Record
 from mecefo_runtime.system.run_records import (
     Held,
@@ -80,7 +80,7 @@ class MeasuredIncident:
     ranks: tuple[int, ...] = ()
     nodes: tuple[int, ...] = ()
     evidence: Any = None
-    reason: str | None = None
+    reason: Reason | None = None
     is_loss: bool = False
     goes_on: bool = False
     is_of_launcher: bool = False
@@ -112,7 +112,7 @@ class MeasuredIncident:
     restore: StateRestore | None = None
     outlasted: str | None = None
     took_effect: float | None = None
-    undecided: Undecided | None = None
+    undecided: Reason | None = None
     violations: tuple[str, ...] = ()
 
     @property
@@ -319,7 +319,7 @@ def _known(incident: int, plan: PlannedIncident | None, firsts: Mapping[type[Rec
         "repair_steps": plan.repair_steps,
         "repair_seconds": plan.repair_seconds,
         "evidence": verified.evidence if isinstance(verified, Verified) else None,
-        "reason": unverified.reason if isinstance(unverified, Unverified) else None,
+        "reason": unverified.because if isinstance(unverified, Unverified) else None,
         "is_unverified": unverified is not None,
         "took_effect": verified.took_effect_monotonic if isinstance(verified, Verified) else None,
         "undone": _at(firsts, Undone),

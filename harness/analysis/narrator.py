@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from chaos.faults import registry
 from harness.analysis.contained import could_not
 from harness.analysis.words import (
     count,
@@ -37,7 +38,6 @@ _HELD: Mapping[Any, str] = {
     "snapshot": "{whom} held in the middle of copying the snapshot of step {step}",
     "encode": "node {node}'s snapshot process held while it encodes the snapshot of step {step}",
 }
-_NOTHING_TO_UNDO = "nothing to undo"
 _REJECTED = {
     "repeat": "it is recomputed",
     "skip": "it is skipped",
@@ -146,8 +146,9 @@ class Narrator:
             return f"verified: {evidence}" if evidence else "verified"
         whom = _whom(injected.fields)
         target = target_text(injected.fields.get("target"))
-        # Some are killed from outside, some end of what happens in them: the fault's name says how.
-        how = "killed" if str(injected.fields.get("fault")).startswith("kill-") else "ended"
+        # Some are killed from outside, some end of what happens in them.
+        kind = registry().get(str(injected.fields.get("fault")))
+        how = "killed" if kind is not None and kind.kills else "ended"
         if _is_of_ranks_only(fields.get("evidence")):
             return f"verified: {whom} of {target} {how}; the launcher serves other nodes too and was left running"
         return (
@@ -276,7 +277,9 @@ class Narrator:
         evidence = fields.get("evidence")
         # Whose pids it was, and who undid it, is for the log.
         how = evidence_text(evidence["undone"] if isinstance(evidence, Mapping) and "undone" in evidence else evidence)
-        return f"{injected.fields.get('fault')} undone{f': {how}' if how and how != _NOTHING_TO_UNDO else ''}"
+        kind = registry().get(str(injected.fields.get("fault")))
+        is_shown = bool(how) and (kind is None or kind.shows_undo)
+        return f"{injected.fields.get('fault')} undone{f': {how}' if is_shown else ''}"
 
     def _tell_undo_failed(self, event: Event, fields: Mapping[str, Any]) -> str:
         return f"a fault could NOT be undone: {fields.get('reason')}. see ledger.jsonl in the run's folder"

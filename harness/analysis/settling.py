@@ -14,7 +14,7 @@ from itertools import accumulate
 from chaos.faults import registry
 from harness.analysis.incident import MeasuredIncident
 from harness.analysis.steps import Steps, committed_seconds, showing_recovery
-from harness.analysis.undecided import LEFT_IN_ORDER, Undecided
+from harness.analysis.undecided import LEFT_IN_ORDER
 from mecefo_runtime.system.job_records import (
     AttemptStarted,
     CheckpointRestored,
@@ -27,6 +27,7 @@ from mecefo_runtime.system.job_records import (
     Regrouped,
     SnapshotRestored,
 )
+from mecefo_runtime.system.reason import Reason
 from mecefo_runtime.system.record import Record
 
 _PEER = "peer"
@@ -65,7 +66,7 @@ def settle(
     return tuple(found)
 
 
-def _left_open(incident: MeasuredIncident, why: Undecided) -> MeasuredIncident:
+def _left_open(incident: MeasuredIncident, why: Reason) -> MeasuredIncident:
     """Steps that come after it are not those of a job that has recovered."""
     return replace(
         incident,
@@ -129,14 +130,18 @@ class _Facts:
         found = sorted((one.injected, one.incident, one) for one in causes if one.injected is not None)
         return [at for at, _, _ in found], [one for _, _, one in found]
 
-    def departure(self, since: float) -> Undecided | None:
+    def departure(self, since: float) -> Reason | None:
         """How the job left after it was asked to at `since`; None where it did not, or not in order."""
         if not self._ranks.have_left(since):
             return None
         newest = max((*self.steps.first[-1:], *self.steps.redone[-1:]), key=committed_seconds, default=None)
         times, highest = self._saves
         is_kept = bool(times) and times[-1] >= since
-        return Undecided(LEFT_IN_ORDER, None if newest is None else newest.step, highest[-1]) if is_kept else None
+        return (
+            Reason(LEFT_IN_ORDER, step=None if newest is None else newest.step, saved_step=highest[-1])
+            if is_kept
+            else None
+        )
 
     def restart(self, since: float, rungs: frozenset[str]) -> _Restart | None:
         """The first one after `since` that had to do with one of `rungs`."""
@@ -227,9 +232,9 @@ def _of_latent(incident: MeasuredIncident, facts: _Facts) -> MeasuredIncident:
     assert incident.injected is not None
     restart = facts.restart(incident.injected, _read_by(incident.fault))
     if restart is None:
-        return _left_open(incident, Undecided("never_read"))
+        return _left_open(incident, Reason("never_read"))
     if incident.undone is not None and restart.at_seconds >= incident.undone:
-        return _left_open(incident, Undecided("put_back"))
+        return _left_open(incident, Reason("put_back"))
     if facts.is_command:
         newer = facts.newer_saved(incident.injected, restart.at_seconds)
     else:
@@ -237,7 +242,7 @@ def _of_latent(incident: MeasuredIncident, facts: _Facts) -> MeasuredIncident:
         is_newer = restart.step is not None and isinstance(damaged, int) and restart.step > damaged
         newer = restart.step if is_newer else None
     if newer is not None:
-        return _left_open(incident, Undecided("newer_saved", saved_step=newer))
+        return _left_open(incident, Reason("newer_saved", saved_step=newer))
     cause = facts.cause(restart.at_seconds)
     if cause is not None:
         return replace(

@@ -19,10 +19,10 @@ from harness.analysis.command.finite_values import NotFinite, find_not_finite
 from harness.analysis.command.fruitless import Fruitless, read_fruitless
 from harness.analysis.command.generations import Overlap, find_overlaps
 from harness.analysis.command.job_length import Baseline, JobLength, measure_length
-from harness.analysis.command.no_restart import NoRestart, read_no_restart
+from harness.analysis.command.no_restart import read_no_restart
 from harness.analysis.command.observation import Observation, read_observation
 from harness.analysis.command.replica_state import ReplicaComparison, compare_replicas
-from harness.analysis.contained import Shared, could_not
+from harness.analysis.contained import Shared, analysis_failed
 from harness.analysis.history import kept_steps
 from harness.analysis.incident import MeasuredIncident, read_incidents
 from harness.analysis.regroups import Stall, coordinator_downs, joined_times, read_stalls
@@ -43,6 +43,7 @@ from mecefo_runtime.system.job_records import (
     StepCommitted,
     StepUnfit,
 )
+from mecefo_runtime.system.reason import Reason
 from mecefo_runtime.system.record import Record
 from mecefo_runtime.system.run_records import NotDue, RunEnded
 
@@ -105,7 +106,7 @@ class Timeline:
     losses: tuple[Loss, ...] = ()
     unplanned: tuple[UnplannedLoss, ...] = ()
     twin_losses: tuple[UnplannedLoss, ...] = ()
-    twin_failed: str | None = None
+    twin_failed: Reason | None = None
     # How many steps an external job left out at its end, after the last one that it committed: its GradScaler ...
     steps_left_out: int = 0
     # ... or the script itself, of which only the passes are known, none of them finite.
@@ -255,7 +256,7 @@ class Timeline:
             return compare_replicas(self.state_checksums, self.first_injected, ranks)
         except Exception as error:
             # Whoever asks for it has other things to say, too.
-            why = could_not("comparison of the replicas", error)
+            why = analysis_failed("comparison of the replicas", error)
             return ReplicaComparison(unknown=why, failure=why)
 
     def once(self, what: str, compute: Callable[[], T]) -> T:
@@ -339,7 +340,7 @@ class Timeline:
         return None if self.steps.first or self.told is None else next(_of(NoStepSeen, self.told.records), None)
 
     @cached_property
-    def no_restart(self) -> NoRestart | None:
+    def no_restart(self) -> Reason | None:
         """Why nothing started a command's ranks again, as far as that is known."""
         started = None if self.told is None else next(_of(JobStarted, self.told.records), None)
         return read_no_restart(started, self.attempts, self.job_failed)
@@ -560,7 +561,7 @@ def _whole_baseline(told: Told) -> Baseline | None:
     return Baseline(min(numbers), max(numbers), sizes[-1] if sizes else None)
 
 
-def _of_the_twin(told: Told) -> tuple[tuple[UnplannedLoss, ...], str | None]:
+def _of_the_twin(told: Told) -> tuple[tuple[UnplannedLoss, ...], Reason | None]:
     """What the baseline lost, and why it failed (None: it did not).
 
     One that found no idle time is begun again: what the tool ended then is no loss. Of one that was stopped those
@@ -576,7 +577,7 @@ def _of_the_twin(told: Told) -> tuple[tuple[UnplannedLoss, ...], str | None]:
     losses = Attribution(records, told.twin, is_command=is_command).unplanned
     return (
         tuple(loss for loss in losses if loss.detected >= since and (is_over or loss.recovered is not None)),
-        None if failed is None else failed.reason,
+        None if failed is None else failed.because,
     )
 
 

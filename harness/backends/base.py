@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 from chaos.experiment.command_job import CommandConfig
 from chaos.faults.base import LinkHost, OwnedProcess, ProcessHost
+from harness.analysis.command.unseen import Unseen
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.system.events import Event
 
@@ -40,8 +41,8 @@ class RunningJob(ProcessHost, Protocol):
     def repair_rank(self, rank: int) -> None:
         """Start a rank again on its node. Does nothing while it runs."""
 
-    def violation_about_start(self) -> str:
-        """Why it may have committed no step within its start-up time."""
+    def why_unseen(self) -> Unseen | None:
+        """Why no step may have been seen within its start-up time; None: its logs say it."""
 
     def cannot_begin(self) -> bool:
         """Whether it has committed no step, and nobody is left who could; a repair may still bring somebody."""

@@ -162,9 +162,8 @@ class NodeJob(EndingJob):
         else:
             self._spawn(self._start_coordinator())
 
-    def violation_about_start(self) -> str:
+    def why_unseen(self) -> None:
         """Nothing that its logs do not say."""
-        return "no step was committed"
 
     def cannot_begin(self) -> bool:
         """Whether every node was gone before the first step. After it, the coordinator knows what is left."""

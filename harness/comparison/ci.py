@@ -8,10 +8,12 @@ from dataclasses import replace
 from harness.analysis.words import one_line
 from harness.comparison.sample import Run, RunSet
 from harness.comparison.verdicts import MedianGate, SetVerdict, known_outcome
+from harness.judging.gate_reasons import gate_text
 from harness.judging.gates import Gate, GateError
 from harness.judging.summary import GateResult, Summary
-from harness.judging.verdict import EXIT_CODES
+from harness.judging.verdict import EXIT_CODES, GATE_FAILED, GATE_UNDECIDED
 from harness.report import github, junit
+from mecefo_runtime.system.reason import Reason
 
 MEDIAN_DECIDES = "the median over the runs decides"
 
@@ -44,6 +46,7 @@ def as_summary(found: RunSet, verdict: SetVerdict) -> Summary:
         exit_code=verdict.exit_code,
         status=found.status,
         reasons=verdict.reasons,
+        reason_codes=verdict.reason_codes,
         gates=tuple(_gate(gate) for gate in verdict.gates),
     )
 
@@ -54,18 +57,21 @@ def _single_runs(found: RunSet, summaries: Sequence[Summary]) -> Iterator[Summar
         name = f"{found.name}.run-{run.round}"
         if run.error is not None:
             code = EXIT_CODES[known_outcome(run.verdict)]
-            yield Summary(name=name, verdict=run.verdict, exit_code=code, reasons=(run.error,))
+            why = Reason("no_run", text=run.error)
+            yield Summary(name=name, verdict=run.verdict, exit_code=code, reasons=(run.error,), reason_codes=(why,))
         else:
             yield replace(_but_gates(next(told), run), name=name)
 
 
 def _but_gates(summary: Summary, run: Run) -> Summary:
     """The summary of a single run as it counts among others: without a word on the gates that were asked for."""
-    expressions = tuple(f"gate '{gate.expression}' " for gate in summary.gates if not gate.builtin)
+    asked = {gate.expression for gate in summary.gates if not gate.builtin}
+    kept = summary.reasons_without(lambda one: one.code in (GATE_FAILED, GATE_UNDECIDED) and one.get("gate") in asked)
     return replace(
         summary,
         verdict=run.verdict_but_gates or summary.verdict,
-        reasons=tuple(reason for reason in summary.reasons if not reason.startswith(expressions)),
+        reasons=tuple(sentence for _, sentence in kept),
+        reason_codes=tuple(code for code, _ in kept if code is not None),
     )
 
 
@@ -74,5 +80,4 @@ def _gate(gate: MedianGate) -> GateResult:
         unit = Gate.parse(gate.expression).metric.unit
     except GateError:
         unit = None
-    reason = gate.reason.removeprefix(f"gate '{gate.expression}' ")
-    return GateResult(gate.expression, gate.value, gate.passed, reason=reason, unit=unit)
+    return GateResult(gate.expression, gate.value, gate.passed, reason=gate_text(gate.why), unit=unit, why=gate.why)

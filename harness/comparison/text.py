@@ -12,7 +12,8 @@ from harness.comparison.change import Change, is_of_single_runs
 from harness.comparison.figures import HEADLINE
 from harness.comparison.rounds import REFUSED
 from harness.comparison.sample import RunSet, Sample, overlapped_words
-from harness.comparison.verdicts import Against, SetVerdict, outcome_against, what_ran
+from harness.comparison.set_reasons import what_ran
+from harness.comparison.verdicts import Against, SetVerdict, outcome_against, runs_done
 from harness.judging.caveats import MUCH_OVERRUN
 from harness.judging.metrics import METRICS
 from harness.report.wording import shows_goodput
@@ -73,7 +74,8 @@ def notes(found: RunSet) -> list[str]:
     said = []
     ran = [sample.label for sample in found.samples if any(run.is_done for run in sample.runs)]
     if found.kind == "comparison" and found.status == "partial":
-        said.append(f"Not every round was run: {what_ran(found)}; with the same seed and the same faults.")
+        done = what_ran(found.num_rounds, runs_done(found))
+        said.append(f"Not every round was run: {done}; with the same seed and the same faults.")
     elif found.kind == "comparison" and ran:
         said.append(f"Every round ran {', '.join(ran)} in turn, with the same seed and the same faults.")
     restarting = [label for label in ran if stops_on_loss(label)]

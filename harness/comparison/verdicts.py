@@ -7,38 +7,50 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, cast
 
-from harness.analysis.words import count
 from harness.comparison.change import Change, compare, exit_code, is_of_single_runs
 from harness.comparison.rounds import REFUSED
 from harness.comparison.same_experiment import other_experiment
 from harness.comparison.sample import Run, RunSet, Sample, overlapped_words
+from harness.comparison.set_reasons import NO_GATE, median_gate_text, set_text
 from harness.judging.gates import OPERATORS, Gate, GateError
 from harness.judging.summary import GateResult
-from harness.judging.verdict import EXIT_CODES, WORST_FIRST, Outcome
+from harness.judging.verdict import EXIT_CODES, GATE_FAILED, GATE_UNDECIDED, WORST_FIRST, Outcome
+from mecefo_runtime.system.reason import Reason
 
 
 @dataclass(frozen=True, slots=True)
 class MedianGate:
-    """A gate on the median over runs; `passed` is None where a run has no answer."""
+    """A gate on the median over runs; `passed` is None where a run has no answer, `why` says how it came to that."""
 
     expression: str
     value: float | None
     passed: bool | None
-    reason: str
+    why: Reason
+
+    @property
+    def reason(self) -> str:
+        """In words."""
+        return median_gate_text(self.expression, self.why)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
-        return {"expression": self.expression, "value": self.value, "passed": self.passed, "reason": self.reason}
+        known = {"expression": self.expression, "value": self.value, "passed": self.passed, "reason": self.reason}
+        return {**known, "why": self.why.to_dict()}
 
 
 @dataclass(frozen=True, slots=True)
 class SetVerdict:
-    """`reasons` are sentences, one for each thing that speaks against it."""
+    """`reason_codes` are one for each thing that speaks against it."""
 
     verdict: str
     exit_code: int
-    reasons: tuple[str, ...]
+    reason_codes: tuple[Reason, ...]
     gates: tuple[MedianGate, ...] = ()
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Their sentences."""
+        return tuple(map(set_text, self.reason_codes))
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -46,6 +58,7 @@ class SetVerdict:
             "verdict": self.verdict,
             "exit_code": self.exit_code,
             "reasons": list(self.reasons),
+            "reason_codes": [reason.to_dict() for reason in self.reason_codes],
             "gates": [gate.to_dict() for gate in self.gates],
         }
 
@@ -78,32 +91,36 @@ def worst(codes: Sequence[int]) -> int:
 def judge_repetition(found: RunSet) -> SetVerdict:
     """Of the same experiment, again and again: the gates hold for the median, all else must be well in every run."""
     (sample,) = found.samples
-    outcomes: list[tuple[Outcome, str]] = []
+    outcomes: list[tuple[Outcome, Reason]] = []
     for run in sample.runs:
         if (outcome := outcome_against(found, run)) is not None:
-            outcomes.append((outcome, f"run {run.round}: {why_against(run)}"))
+            outcomes.append((outcome, Reason("run", run=run.round, why=why_against(run))))
     gates = _median_gates(sample)
     for gate in gates:
         if gate.passed is not True:
-            outcomes.append(("fail" if gate.passed is False else "inconclusive", gate.reason))
+            outcome, code = ("fail", GATE_FAILED) if gate.passed is False else ("inconclusive", GATE_UNDECIDED)
+            outcomes.append((outcome, Reason(code, gate=gate.expression, why=gate.why)))
     if found.status == "partial":
-        outcomes.append(("halted", f"interrupted: {len(sample.runs)} of {found.num_rounds} runs were started"))
-    return _verdict(outcomes, f"all {len(sample.runs)} runs completed, and every gate passed for the median", gates)
+        outcomes.append(("halted", Reason("runs_missing", started=len(sample.runs), runs=found.num_rounds)))
+    return _verdict(outcomes, Reason("median_passed", runs=len(sample.runs)), gates)
 
 
 def judge_comparison(found: RunSet) -> SetVerdict:
     """Of strategies beside each other: whether there is an answer for each of them, not which it is."""
-    outcomes: list[tuple[Outcome, str]] = []
+    outcomes: list[tuple[Outcome, Reason]] = []
     for sample in found.samples:
         for run in sample.runs:
             if (outcome := outcome_against(found, run)) is not None:
                 # A refusal is that of every round.
-                where = "" if run.verdict == REFUSED else f", round {run.round}"
-                outcomes.append((outcome, f"{sample.label}{where}: {why_against(run)}"))
+                number = None if run.verdict == REFUSED else run.round
+                why = why_against(run)
+                outcomes.append((outcome, Reason("strategy_run", strategy=sample.label, run=number, why=why)))
     if found.status == "partial":
         broke_down = any(run.error and run.verdict != REFUSED for sample in found.samples for run in sample.runs)
-        outcomes.append(("halted", f"{'ended early' if broke_down else 'interrupted'}: {what_ran(found)}"))
-    return _verdict(_once(outcomes), "every strategy ran in every round", ())
+        done = runs_done(found)
+        code = "rounds_ended_early" if broke_down else "rounds_interrupted"
+        outcomes.append(("halted", Reason(code, rounds=found.num_rounds, strategies=done)))
+    return _verdict(_once(outcomes), Reason("all_ran"), ())
 
 
 def outcome_against(found: RunSet, run: Run) -> Outcome | None:
@@ -124,10 +141,9 @@ def why_against(run: Run) -> str:
     return run.error or (run.reasons[0] if run.reasons else run.verdict)
 
 
-def what_ran(found: RunSet) -> str:
-    """How many rounds of each strategy are done: `of 3 rounds, exact ran 2, ndb ran none`."""
-    done = (f"{sample.label} ran {sum(run.is_done for run in sample.runs) or 'none'}" for sample in found.samples)
-    return f"of {count(found.num_rounds, 'round')}, {', '.join(done)}"
+def runs_done(found: RunSet) -> list[tuple[str, int]]:
+    """Each strategy, and how many of its runs are done."""
+    return [(sample.label, sum(run.is_done for run in sample.runs)) for sample in found.samples]
 
 
 def judge_against(
@@ -141,16 +157,16 @@ def judge_against(
     """Beside a baseline: worse fails. Of other experiments nothing is told, unless `anyway`."""
     pairs = _pairs(samples, baseline)
     if not pairs:
-        ours, theirs = (", ".join(sample.label for sample in side) for side in (samples, baseline))
-        reason = f"they have nothing in common: {ours} here, {theirs} in the baseline"
-        return Against((), _verdict([("inconclusive", reason)], "", ()))
-    outcomes: list[tuple[Outcome, str]] = []
+        ours, theirs = ([sample.label for sample in side] for side in (samples, baseline))
+        reason = Reason("nothing_in_common", here=ours, baseline=theirs)
+        return Against((), _verdict([("inconclusive", reason)], reason, ()))
+    outcomes: list[tuple[Outcome, Reason]] = []
     notes: list[str] = []
     judged: list[tuple[str, tuple[Change, ...]]] = []
     for now, base in pairs:
         if other := other_experiment(now, base):
             if not anyway:
-                outcomes.append(("inconclusive", f"{other}; --anyway compares them anyway"))
+                outcomes.append(("inconclusive", Reason("other_experiment", difference=other)))
                 continue
             notes.append(other)
         if now.machine and base.machine and now.machine != base.machine:
@@ -159,17 +175,16 @@ def judge_against(
         notes += [words.rstrip(".") for words in sides if words is not None]
         changes = tuple(compare(now, base, deciding, tolerance_ratio))
         judged.append((now.label, changes))
-        name = f"{now.label}: " if len(pairs) > 1 else ""
-        outcomes += [("fail", f"{name}{_worse(change)}") for change in changes if _is(change, "worse")]
+        strategy = now.label if len(pairs) > 1 else None
+        outcomes += [("fail", _worse(change, strategy)) for change in changes if _is(change, "worse")]
         suspect = [change.figure.name for change in changes if change.is_deciding and change.may_be_worse]
         single = _of_single_runs(changes, suspect) if is_of_single_runs(changes) else None
         why_open = _why_open(now, base, changes, suspect, single)
         if exit_code(changes) == EXIT_CODES["inconclusive"]:
-            outcomes.append(("inconclusive", f"{name}{why_open}"))
+            outcomes.append(("inconclusive", Reason("not_decided", strategy=strategy, why=why_open)))
         if single is not None and (why_open != single or exit_code(changes) != EXIT_CODES["inconclusive"]):
-            notes.append(f"{name}{single}")
-    fine = "no decisive figure got worse by more than the noise and the tolerance"
-    return Against(tuple(judged), _verdict(outcomes, fine, ()), tuple(dict.fromkeys(notes)))
+            notes.append(set_text(Reason("not_decided", strategy=strategy, why=single)))
+    return Against(tuple(judged), _verdict(outcomes, Reason("not_worse"), ()), tuple(dict.fromkeys(notes)))
 
 
 def _why_open(now: Sample, base: Sample, changes: Sequence[Change], suspect: Sequence[str], single: str | None) -> str:
@@ -203,11 +218,15 @@ def _is(change: Change, word: str) -> bool:
     return change.is_deciding and change.word == word
 
 
-def _worse(change: Change) -> str:
+def _worse(change: Change, strategy: str | None) -> Reason:
     figure = change.figure
-    return (
-        f"{figure.name} got worse: {figure.to_text(change.now)}, in the baseline {figure.to_text(change.base)} "
-        f"(noise {figure.to_text(change.band)})"
+    return Reason(
+        "got_worse",
+        strategy=strategy,
+        figure=figure.name,
+        now=figure.to_text(change.now),
+        base=figure.to_text(change.base),
+        noise=figure.to_text(change.band),
     )
 
 
@@ -234,16 +253,15 @@ def _median_gate(expression: str, answers: Sequence[GateResult]) -> MedianGate:
     values = [answer.value for answer in answers if answer.value is not None]
     unknown = next((answer for answer in answers if answer.value is None), None)
     if unknown is not None:
-        return MedianGate(expression, None, None, f"gate '{expression}' is undecided in every run: {unknown.reason}")
+        why = unknown.why or (None if unknown.reason is None else Reason("no_value", text=unknown.reason))
+        return MedianGate(expression, None, None, Reason("undecided_in_runs", why=why))
     value = float(median(values))
     try:
         gate = Gate.parse(expression)
     except GateError as error:
-        return MedianGate(expression, value, None, str(error))
+        return MedianGate(expression, value, None, Reason(NO_GATE, text=str(error)))
     passed = OPERATORS[gate.comparison](value, gate.threshold)
-    listed = ", ".join(f"{one:.6g}" for one in values)
-    word = "holds for" if passed else "fails for"
-    return MedianGate(expression, value, passed, f"gate '{expression}' {word} the median {value:.6g} of {listed}")
+    return MedianGate(expression, value, passed, Reason("median", value=value, values=values, passed=passed))
 
 
 def known_outcome(verdict: str) -> Outcome:
@@ -251,13 +269,14 @@ def known_outcome(verdict: str) -> Outcome:
     return cast(Outcome, verdict) if verdict in EXIT_CODES else "error"
 
 
-def _once(outcomes: Sequence[tuple[Outcome, str]]) -> list[tuple[Outcome, str]]:
+def _once(outcomes: Sequence[tuple[Outcome, Reason]]) -> list[tuple[Outcome, Reason]]:
     return list(dict.fromkeys(outcomes))
 
 
-def _verdict(outcomes: Sequence[tuple[Outcome, str]], fine: str, gates: tuple[MedianGate, ...]) -> SetVerdict:
-    ordered = sorted(outcomes, key=lambda outcome: WORST_FIRST.index(outcome[0]))
-    if not ordered:
-        return SetVerdict("pass", EXIT_CODES["pass"], (fine,), gates)
+def _verdict(outcomes: Sequence[tuple[Outcome, Reason]], fine: Reason, gates: tuple[MedianGate, ...]) -> SetVerdict:
+    ordered = sorted(outcomes, key=lambda outcome: WORST_FIRST.index(outcome[0])) or [("pass", fine)]
     verdict = ordered[0][0]
-    return SetVerdict(verdict, EXIT_CODES[verdict], tuple(dict.fromkeys(text for _, text in ordered)), gates)
+    once: dict[str, Reason] = {}
+    for outcome, reason in ordered:
+        once.setdefault(set_text(reason), reason.with_fields(verdict=outcome))
+    return SetVerdict(verdict, EXIT_CODES[verdict], tuple(once.values()), gates)

@@ -15,6 +15,7 @@ from harness.analysis.contained import as_far_as_it_goes
 from harness.analysis.ranks import FIDELITY
 from harness.exporter.figures import Figures
 from harness.judging.verdict import EXIT_CODES
+from mecefo_runtime.system.reason import Reason
 from mecefo_runtime.system.run_records import RunStarted
 
 RECOVERY = "recovery"
@@ -35,7 +36,7 @@ class RunCollector(Collector):
         """All families that have a value."""
         with self._figures.state.lock:
             parts = (_run, _steps, _ranks, self._goodput, self._time, _chaos, _drop, _verdict)
-            failed: list[str] = []
+            failed: list[Reason] = []
             found = [
                 family
                 for part in parts

@@ -12,36 +12,33 @@ from itertools import chain, islice, pairwise
 
 from harness.analysis.command.attempts import COMMAND_RUNTIME
 from harness.analysis.state import RunState
-from harness.analysis.words import count, name_numbers
 from harness.judging.summary import GateResult, Summary
 from harness.store.agreement import RUN_STARTED, contradictions_of_start, wrong_number
 from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
 from mecefo_runtime.system.job_records import JobStarted
+from mecefo_runtime.system.reason import Reason
 from mecefo_runtime.system.run_records import Aborted, IncidentsPlanned, RunEnded, RunStarted
 
 _NAMED_LINES = 5
-_OPEN_BECAUSE = "the log is incomplete or contradicts itself, so its figures are not certain"
 
 
-def doubts_of(events: Sequence[Event], state: RunState, unreadable: Sequence[int]) -> Iterator[str]:
-    """Each a sentence; none of a log that is whole up to its last event, in whatever order its `events` are."""
+def doubts_of(events: Sequence[Event], state: RunState, unreadable: Sequence[int]) -> Iterator[Reason]:
+    """The doubts; none of a log that is whole up to its last event, in whatever order its `events` are."""
     if unreadable:
-        named = name_numbers("line", unreadable[:_NAMED_LINES])
-        which = named if len(unreadable) <= _NAMED_LINES else f"{named}, and others"
         # One of them may have told of a loss, or of something that was not undone.
-        yield f"{count(len(unreadable), 'line')} of the log cannot be read ({which}), so its content is unknown"
+        yield Reason("lines_unreadable", lines=unreadable[:_NAMED_LINES], number=len(unreadable))
     if state.num_unread:
-        yield f"{count(state.num_unread, 'event')} of the log cannot be understood, so their content is unknown"
+        yield Reason("events_not_understood", number=state.num_unread)
     starts = [event for event in events if event.kind == RUN_STARTED]
     if not starts:
-        yield f"the log has no {RUN_STARTED}: its head is missing, and with it the gates that were asked for"
+        yield Reason("head_missing")
     if (num_runs := sum(1 for _ in state.of(RunStarted))) > 1:
-        yield f"the log holds the events of {num_runs} runs, which cannot be told apart"
+        yield Reason("several_runs", number=num_runs)
     for start in starts[:1]:
         yield from contradictions_of_start(start.fields)
     is_under_way = state.first_of(JobStarted) is not None or state.first_of(RunEnded) is not None
     if starts and is_under_way and state.first_of(IncidentsPlanned) is None:
-        yield "the log has no incidents_planned, so it is unknown which faults were to be injected"
+        yield Reason("plan_missing")
     ends = [event for event in events if event.kind == RunEnded.KIND]
     miscounted = list(wrong_number(len(events) + len(unreadable), ends[-1] if ends else None))
     yield from miscounted
@@ -49,9 +46,9 @@ def doubts_of(events: Sequence[Event], state: RunState, unreadable: Sequence[int
         yield from _gaps(state)
 
 
-def _gaps(state: RunState) -> Iterator[str]:
+def _gaps(state: RunState) -> Iterator[Reason]:
     """Steps without a record amid those of one membership, which takes every step: the record is missing."""
-    for job, whose in ((MAIN_JOB, "log"), (TWIN_JOB, "log of the fault-free baseline")):
+    for job in (MAIN_JOB, TWIN_JOB):
         started = state.first_of(JobStarted, job)
         if started is None or started.runtime == COMMAND_RUNTIME:
             # A script may leave out steps, or number them as it likes.
@@ -64,10 +61,8 @@ def _gaps(state: RunState) -> Iterator[str]:
             if one.epoch == after.epoch and one.step + 1 < after.step
         ]
         if gaps:
-            num_missing = sum(gap.stop - gap.start for gap in gaps)
-            which = name_numbers("step", islice(chain.from_iterable(gaps), _NAMED_LINES))
-            more = f" and {num_missing - _NAMED_LINES} more" if num_missing > _NAMED_LINES else ""
-            yield f"the {whose} has no step_committed of {which}{more}, though the same ranks took later steps"
+            which = [*islice(chain.from_iterable(gaps), _NAMED_LINES)]
+            yield Reason("steps_missing", job=job, steps=which, number=sum(gap.stop - gap.start for gap in gaps))
 
 
 def left_open(gates: Sequence[GateResult], aborted: Aborted | None) -> list[GateResult]:
@@ -76,7 +71,7 @@ def left_open(gates: Sequence[GateResult], aborted: Aborted | None) -> list[Gate
     return [
         gate
         if gate.passed is None or (gate.passed is False and gate.expression == seen_to_fail)
-        else replace(gate, passed=None, reason=_OPEN_BECAUSE)
+        else gate.left_open(Reason("log_in_doubt"))
         for gate in gates
     ]
 

@@ -16,12 +16,13 @@ from chaos.experiment.gate_spec import AbortingGate, AnyGate
 from harness.analysis.contained import could_not
 from harness.analysis.integrity import samples_lost_of
 from harness.analysis.state import RunState
+from harness.judging.gate_reasons import gate_text
 from harness.judging.gates import Gate, GateError
 from harness.judging.metrics import Metric
-from harness.judging.units import written
 from mecefo_runtime.system.events import MAIN_JOB, Emitter, Event
 from mecefo_runtime.system.job_records import Detected, JobStarted, StepCommitted, StepUnfit
-from mecefo_runtime.system.run_records import Verified
+from mecefo_runtime.system.reason import Reason
+from mecefo_runtime.system.run_records import CERTAIN_TO_FAIL, Verified
 
 # What was committed in time may still be on its way here.
 ARRIVAL_SECONDS = 0.25
@@ -146,14 +147,23 @@ class EarlyEnd:
         elif not self._is_over:
             value = asyncio.get_running_loop().time() - since_seconds
             step = self._state.newest_step()
-            self._abort(gate, value, incident, None if step is None else step.step, "already ")
+            self._abort(gate, value, incident, None if step is None else step.step, is_running=True)
 
-    def _abort(self, gate: Gate, value: float, incident: int | None, step: int | None, so_far: str = "") -> None:
+    def _abort(
+        self, gate: Gate, value: float, incident: int | None, step: int | None, *, is_running: bool = False
+    ) -> None:
         self._stop()
-        whose = "" if incident is None else f" of incident {incident}"
-        reason = f"{gate.metric.name}{whose} is {so_far}{written(value, gate.metric.unit)}"
+        why = Reason(
+            CERTAIN_TO_FAIL,
+            metric=gate.metric.name,
+            value=value,
+            unit=gate.metric.unit,
+            incident=incident,
+            still_running=is_running or None,
+        )
+        reason = gate_text(why)
         fields: dict[str, Any] = {"gate": gate.expression, "value": value, "reason": reason, "incident": incident}
-        self._emitter.emit("aborted", step=step, **fields)
+        self._emitter.emit("aborted", step=step, **fields, why=why.to_dict())
         self._finish("aborted", f"gate '{gate.expression}' failed: {reason}")
 
     def _stop(self) -> None:

@@ -19,14 +19,16 @@ from math import ceil, floor, isfinite
 from statistics import fmean, median
 
 from harness.judging.always_checked import GATES, kind_of_job
+from harness.judging.gate_reasons import gate_text
 from harness.judging.incomplete_runs import unfinished
 from harness.judging.metrics import METRICS, Metric, find, nearest
 from harness.judging.series import PERIODS, SERIES, NoValue, Period, Recorded, Series
 from harness.judging.series import find as find_series
 from harness.judging.summary import GateResult, Summary
-from harness.judging.units import SCALES, Unit, written
+from harness.judging.units import SCALES
 from mecefo_runtime.system.events import MAIN_JOB
 from mecefo_runtime.system.job_records import StepCommitted
+from mecefo_runtime.system.reason import Reason
 from mecefo_runtime.system.record import Record
 from mecefo_runtime.system.run_records import Aborted
 
@@ -134,11 +136,11 @@ class Gate:
         return OPERATORS[self.comparison](value, self.threshold)
 
     def result(
-        self, value: float | None, passed: bool | None, reason: str | None = None, *, builtin: bool = False
+        self, value: float | None, passed: bool | None, why: Reason | None = None, *, builtin: bool = False
     ) -> GateResult:
         """The answer that this gate gives."""
-        unit = self.metric.unit
-        return GateResult(self.expression, value, passed, builtin, reason, unit, self.comparison, self.threshold)
+        reason, unit = None if why is None else gate_text(why), self.metric.unit
+        return GateResult(self.expression, value, passed, builtin, reason, unit, self.comparison, self.threshold, why)
 
 
 def find_metrics(name: str) -> list[Metric | Series]:
@@ -159,45 +161,44 @@ def evaluate(gate: Gate, summary: Summary, recorded: Recorded | None = None, *, 
     A missing value never passes: neither the figure of a run, nor that of any verified incident that ought to have it,
     nor that of any step. Of a job that did not come to its end only what can no longer change has an answer.
     """
-    why_open = unfinished(gate.metric, gate.period, summary)
-    open_because = f"{why_open} before {gate.metric.name} was final"
+    ended = unfinished(gate.metric, gate.period, summary)
+    why_open = None if ended is None else Reason("not_final", metric=gate.metric.name, ended=ended)
     try:
         known = _values(gate, summary, recorded)
-    except NoValue as why:
-        return gate.result(None, None, str(why) if why_open is None else open_because, builtin=builtin)
+    except NoValue as missing:
+        return gate.result(None, None, why_open or missing.why, builtin=builtin)
     value = known[0] if gate.is_of_one_figure else aggregate(known, gate.aggregate)
     passed = gate.holds(value)
     # Nothing comes after the death of a job that could mend what failed by then.
     is_over = summary.job_outcome == "failed" and not passed
     if why_open is not None and not is_over and not gate.is_decided_by(value):
-        return gate.result(None, None, open_because, builtin=builtin)
+        return gate.result(None, None, why_open, builtin=builtin)
     if (unobserved := _unobserved(gate.metric, summary)) and not gate.is_decided_without_a_rank(value):
         return gate.result(None, None, unobserved, builtin=builtin)
     return gate.result(value, passed, None if passed else _measured(gate, value), builtin=builtin)
 
 
-def _unobserved(metric: Metric | Series, summary: Summary) -> str | None:
+def _unobserved(metric: Metric | Series, summary: Summary) -> Reason | None:
     """That ranks were not observed, where the value of `metric` depends on all of them."""
     num_ranks, num_observed = summary.num_ranks or 0, summary.num_observed_ranks or 0
     if not isinstance(metric, Metric) or not metric.needs_every_rank or num_observed >= num_ranks:
         return None
-    return f"{metric.name} needs every rank, and {num_ranks - num_observed} of {num_ranks} were not observed"
+    return Reason("ranks_unobserved", metric=metric.name, unobserved=num_ranks - num_observed, ranks=num_ranks)
 
 
 def _values(gate: Gate, summary: Summary, recorded: Recorded | None) -> Sequence[float]:
     metric = gate.metric
     if isinstance(metric, Series):
         if recorded is None:
-            raise NoValue(f"the steps could not be determined, so {metric.name} has no value")
+            raise NoValue(Reason("no_steps_known", metric=metric.name))
         return recorded.values(metric, gate.period, gate.said_unit)
     values = metric.values(summary)
     known = [value for value in values if value is not None]
     if not values:
-        raise NoValue(f"no verified incident has a value of {metric.name}")
+        raise NoValue(Reason("no_incident_verified", metric=metric.name))
     if len(known) < len(values):
-        missing = f" for {len(values) - len(known)} of {len(values)} incidents" if len(values) > 1 else ""
-        why = f": {said}" if (said := metric.why_no_value(summary)) else ""
-        raise NoValue(f"{metric.name} has no value{missing}{why}")
+        because, num_missing = metric.why_no_value(summary), len(values) - len(known)
+        raise NoValue(Reason("no_value", metric=metric.name, missing=num_missing, of=len(values), because=because))
     return known
 
 
@@ -231,10 +232,11 @@ def evaluate_all(
             gate = Gate.parse(expression)
             result = evaluate(gate, summary, recorded, builtin=builtin)
             if ended_by is not None and ended_by.gate == gate.expression and result.passed is None:
-                result = gate.result(ended_by.value, False, str(ended_by.reason))
+                result = gate.result(ended_by.value, False, ended_by.because)
             results.append(result)
         except Exception as error:  # a checker that crashes knows nothing: never a pass
-            results.append(GateResult(expression, None, None, builtin, f"could not be evaluated: {error}"))
+            why = Reason("not_evaluated", error=str(error))
+            results.append(GateResult(expression, None, None, builtin, gate_text(why), why=why))
     return results
 
 
@@ -347,23 +349,17 @@ def _threshold(match: re.Match[str], metric: Metric | Series) -> float:
     return number / scales[unit]
 
 
-def _measured(gate: Gate, value: float) -> str:
-    when = "" if gate.period is None else f" {gate.period} the fault"
-    which = gate.metric.name if gate.is_of_one_figure else f"{gate.aggregate} of {gate.metric.name}{when}"
-    unit = gate.metric.unit
-    return f"{which} is {written(value, unit)}, {_margin(value, gate.comparison, gate.threshold, unit)}"
-
-
-def _margin(value: float, comparison: str, threshold: float, unit: Unit) -> str:
-    """How far a value is beyond the limit of a gate that it fails, such as `4.20 points above the limit`."""
-    difference = value - threshold
-    if not isfinite(difference):
-        return "not a finite number"
-    if not difference:
-        return "equal to the limit" if comparison in ("<", ">") else "equal to the excluded value"
-    side = "above" if difference > 0 else "below"
-    apart = f"{abs(difference):.2%}".replace("%", " points") if unit == "ratio" else written(abs(difference), unit)
-    return f"{apart} {side} the {'limit' if comparison in ('<', '<=', '>', '>=') else 'required value'}"
+def _measured(gate: Gate, value: float) -> Reason:
+    return Reason(
+        "beyond_limit",
+        metric=gate.metric.name,
+        value=value,
+        comparison=gate.comparison,
+        threshold=gate.threshold,
+        unit=gate.metric.unit,
+        aggregate=None if gate.is_of_one_figure else gate.aggregate,
+        period=gate.period,
+    )
 
 
 def _unknown(what: str, name: str, known: list[str], where: str = "") -> GateError:

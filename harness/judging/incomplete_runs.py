@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from harness.analysis.undecided import LEFT_IN_ORDER
+from harness.judging.gate_reasons import End
 from harness.judging.metrics import Metric
 from harness.judging.series import Period, Series
 from harness.judging.summary import Summary
 
-_STOPPED = {
-    "cut off": "the log was cut off",
-    "aborted": "the run was ended by a gate",
-    "halted": "the run was halted",
-    "interrupted": "the run was interrupted",
+_STOPPED: Mapping[str | None, End] = {
+    "cut off": "log_cut_off",
+    "aborted": "aborted",
+    "halted": "halted",
+    "interrupted": "interrupted",
 }
+"""By the status of the run."""
 
 
-def unfinished(metric: Metric | Series, period: Period | None, summary: Summary) -> str | None:
+def unfinished(metric: Metric | Series, period: Period | None, summary: Summary) -> End | None:
     """What ended the run before the values of `metric` in `period` were final; None where they are."""
     outcome = summary.job_outcome
     if outcome == "completed":
         is_cut = isinstance(metric, Metric) and metric.is_beside_twin and summary.twin_planned
-        return "the fault-free baseline ended" if is_cut and summary.twin_outcome != "completed" else None
+        return "baseline_ended" if is_cut and summary.twin_outcome != "completed" else None
     is_of_before = metric.is_of_before if isinstance(metric, Metric) else period == "before"
     if is_of_before and any(incident.injected for incident in summary.incidents):
         return None
     if isinstance(metric, Metric) and metric.is_per_incident and _all_affected(summary):
         return None
     if outcome == "failed" and any(incident.undecided == LEFT_IN_ORDER for incident in summary.incidents):
-        return "the job left in order"
-    return "the job failed" if outcome == "failed" else _STOPPED.get(summary.status or "", "the run ended")
+        return LEFT_IN_ORDER
+    return "job_failed" if outcome == "failed" else _STOPPED.get(summary.status, "run_ended")
 
 
 def _all_affected(summary: Summary) -> bool:

@@ -8,23 +8,13 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 from harness.analysis.accounting import BADPUT_CAUSES
-from harness.analysis.timeline import NOT_COUNTED, RANKS_DIFFER
+from harness.analysis.timeline import NOT_COUNTED
 from harness.analysis.words import name_seconds
+from harness.judging.gate_reasons import MISSING, Missing
 from harness.judging.summary import IncidentSummary, Summary
 from harness.judging.units import Unit
 
 _SUFFIXES = ("", "_ratio", "_seconds", "_tokens_per_second")
-
-
-WHY_NOT_COUNTED: Mapping[str, str] = {
-    NOT_COUNTED: "the ranks were restarted, and neither their parameters nor the optimizer's count of its steps show "
-    "where the training continued: chaos.agent.step(number=...) reports it",
-    RANKS_DIFFER: "after a restart the ranks continued from different steps: the caveats say which",
-}
-"""Why the numbers of a run's steps are not known, by `Timeline.steps_unknown_because`."""
-_WHY_NO_ATTEMPTS = "only a command has attempts"
-_WHY_NOT_RECOVERED = "the job did not recover from it, or that is not known"
-_WHY_NO_BASELINE = "there is no fault-free baseline to compare with, or it was disturbed: the caveats say which"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +34,8 @@ class Metric:
     own, any difference is one. `noise_of_speed` says how the noise of the speed within a run carries over: as points,
     as a share of the figure, or None where nothing within a single run tells how much the figure varies.
 
-    `why_missing` says why a run may have no value of it. `needs_count` marks what has none either where the numbers of
-    steps are not known.
+    `why_missing` is a code for why a run may have no value of it. `needs_count` marks what has none either
+    where the numbers of steps are not known.
 
     `exported` is the Prometheus sample of the same value (docs/reference/metrics.md), where there is one.
     """
@@ -66,13 +56,13 @@ class Metric:
     is_count: bool = False
     noise_of_speed: Literal["points", "share"] | None = None
     exported: str | None = None
-    why_missing: str = ""
+    why_missing: Missing | None = None
     needs_count: bool = False
 
-    def why_no_value(self, summary: Summary) -> str:
-        """Why `summary` has no value of it, as far as that is known."""
-        if self.needs_count and summary.steps_unknown_because is not None:
-            return WHY_NOT_COUNTED.get(summary.steps_unknown_because, WHY_NOT_COUNTED[NOT_COUNTED])
+    def why_no_value(self, summary: Summary) -> str | None:
+        """Why `summary` has no value of it, a code of `harness.judging.gate_reasons.MISSING`; None: not known."""
+        if self.needs_count and (because := summary.steps_unknown_because) is not None:
+            return because if because in MISSING else NOT_COUNTED
         return self.why_missing
 
     def values(self, summary: Summary) -> list[float | None]:
@@ -186,7 +176,7 @@ METRICS: Mapping[str, Metric] = {
             "ratio",
             "final loss against the fault-free baseline's",
             needs_count=True,
-            why_missing=_WHY_NO_BASELINE,
+            why_missing="no_baseline",
             is_beside_twin=True,
             needs_twin=True,
             better="lower",
@@ -196,7 +186,7 @@ METRICS: Mapping[str, Metric] = {
             "ratio",
             "largest such difference of any step",
             needs_count=True,
-            why_missing=_WHY_NO_BASELINE,
+            why_missing="no_baseline",
             is_beside_twin=True,
             needs_twin=True,
             better="lower",
@@ -208,7 +198,7 @@ METRICS: Mapping[str, Metric] = {
             "slowdown_ratio",
             "ratio",
             "how much longer a command took than its fault-free baseline",
-            why_missing=_WHY_NO_BASELINE,
+            why_missing="no_baseline",
             needs_twin=True,
             better="lower",
         ),
@@ -217,7 +207,7 @@ METRICS: Mapping[str, Metric] = {
             "number",
             "the same of the fault-free baseline",
             needs_count=True,
-            why_missing=_WHY_NO_BASELINE,
+            why_missing="no_baseline",
             is_beside_twin=True,
             needs_twin=True,
         ),
@@ -316,7 +306,7 @@ METRICS: Mapping[str, Metric] = {
             "fruitless_attempts",
             "number",
             "attempts of a command that committed no new step",
-            why_missing=_WHY_NO_ATTEMPTS,
+            why_missing="only_commands",
             needs_count=True,
             only_grows=True,
             better="lower",
@@ -326,7 +316,7 @@ METRICS: Mapping[str, Metric] = {
             "fruitless_seconds",
             "seconds",
             "time in those attempts",
-            why_missing=_WHY_NO_ATTEMPTS,
+            why_missing="only_commands",
             needs_count=True,
             only_grows=True,
             better="lower",
@@ -339,7 +329,7 @@ METRICS: Mapping[str, Metric] = {
             "number",
             "layers that one step approximated at most, over all replicas",
             ("approximation", "approximated_layers"),
-            why_missing="the strategy of the job never approximates, or no step was committed",
+            why_missing="never_approximates",
             only_grows=True,
             is_count=True,
         ),
@@ -355,7 +345,7 @@ METRICS: Mapping[str, Metric] = {
             "checkpoints_failed",
             "number",
             "checkpoints of which a part was not saved",
-            why_missing="no checkpoint was seen being saved",
+            why_missing="no_checkpoint_seen",
             only_grows=True,
             better="lower",
             is_count=True,
@@ -420,7 +410,7 @@ METRICS: Mapping[str, Metric] = {
             "recovery_seconds",
             "fault to the first step begun and committed after it, of a job that recovered",
             is_membership=False,
-            why_missing=_WHY_NOT_RECOVERED,
+            why_missing="not_recovered",
         ),
         Metric(
             "recovery_steps",
@@ -428,13 +418,13 @@ METRICS: Mapping[str, Metric] = {
             "the same in usual steps: as a multiple of the median step before the first fault",
             is_per_incident=True,
             better="lower",
-            why_missing=_WHY_NOT_RECOVERED,
+            why_missing="not_recovered",
         ),
         _phase(
             "progress_seconds",
             "fault to the first new step committed after it, of a job that recovered",
             is_membership=False,
-            why_missing=_WHY_NOT_RECOVERED,
+            why_missing="not_recovered",
         ),
         _phase("detection_seconds", "fault to its detection by the job"),
         _phase("diagnosis_seconds", "fault to its first correct diagnosis by the job", needs_every_rank=True),

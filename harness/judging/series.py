@@ -13,6 +13,7 @@ from harness.analysis.state import RunState
 from harness.analysis.steps import CommittedStep
 from harness.analysis.throughput import is_within, steps_after, windows_under_fault
 from harness.judging.units import Unit
+from mecefo_runtime.system.reason import Reason
 
 Period = Literal["before", "during", "after"]
 PERIODS: tuple[Period, ...] = ("before", "during", "after")
@@ -25,7 +26,11 @@ _ALIASES = {"loss": "training_loss", "throughput_per_second": "throughput"}
 
 
 class NoValue(Exception):
-    """A series has no value to judge by; the message says why."""
+    """A series has no value to judge by; `why` is one of `harness.judging.gate_reasons`."""
+
+    def __init__(self, why: Reason) -> None:
+        super().__init__(why.code)
+        self.why = why
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +71,28 @@ class Recorded:
             NoValue: there are none, one of them is missing or is no finite number, or they are in another unit.
         """
         steps = self._steps(period, series)
-        where = "in the run" if period is None else f"{period} the fault"
         if not steps and (series.of_step is not None or period != "during"):
-            raise NoValue(f"no step was committed {where}")
+            raise NoValue(Reason("no_step", period=period))
         if series.of_step is None:
             counted = f"{self._timeline.steps.unit}/s"
             if unit not in ("", counted):
-                raise NoValue(f"the job reports its throughput in {counted}, not in {unit}")
+                raise NoValue(Reason("other_unit", counted=counted, asked=unit))
             return self._throughput(self._intervals(steps, period))
         values = [(step.step, series.of_step(self, step)) for step in steps]
         known = [value for _, value in values if value is not None]
         if len(known) < len(values):
-            raise NoValue(f"{series.name} has no value for {len(values) - len(known)} of {len(values)} steps {where}")
+            raise NoValue(
+                Reason(
+                    "no_value_in_steps",
+                    metric=series.name,
+                    missing=len(values) - len(known),
+                    of=len(values),
+                    period=period,
+                )
+            )
         for step, value in values:
             if value is not None and not isfinite(value):
-                raise NoValue(f"{series.name} is not a finite number in step {step}")
+                raise NoValue(Reason("not_finite_in_step", metric=series.name, step=step))
         return known
 
     def extreme_step(self, series: Series, period: Period | None, *, largest: bool) -> CommittedStep | None:
@@ -106,7 +118,7 @@ class Recorded:
             return timeline.baseline
         windows = windows_under_fault(timeline)
         if not windows:
-            raise NoValue(f"no fault was verified, so nothing is {period} it")
+            raise NoValue(Reason("no_fault_verified", period=period))
         if period == "during":
             return [step for step in steps if is_within(step, windows)]
         return steps_after(timeline, windows[-1][1], steps)[1:]
@@ -121,13 +133,13 @@ class Recorded:
         for start, end in intervals:
             num_windows = max(1, ceil((end - start) / WINDOW_SECONDS))
             if num_windows > _MAX_WINDOWS:
-                raise NoValue(f"{end - start:.3g} s are longer than any run: the log's times cannot be right")
+                raise NoValue(Reason("times_not_right", seconds=end - start))
             seconds = (end - start) / num_windows
             if seconds > 0:
                 starts = (start + number * seconds for number in range(num_windows))
                 rates += [self._work_between(begin, begin + seconds) / seconds for begin in starts]
         if not rates:
-            raise NoValue("no time passed in which there could be a throughput")
+            raise NoValue(Reason("no_time_passed"))
         return rates
 
     def _work_between(self, start: float, end: float) -> float:

@@ -16,6 +16,7 @@ from harness.judging.summary import Summary
 from harness.store.agreement import RUN_STARTED, contradictions_of_files, no_beginning
 from harness.store.log import read_events
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.reason import Reason
 from mecefo_runtime.system.strict_json import loads
 
 
@@ -29,7 +30,7 @@ def judge(
     Raises:
         harness.store.log.LogError: there is no log to read.
     """
-    doubts: list[str] = []
+    doubts: list[Reason] = []
     log = read_events(
         folder / EVENTS_FILE, lambda done, of: progress("MB of the event log", done // 10**6, -(-of // 10**6))
     )
@@ -44,7 +45,7 @@ def judge(
     return summary, log.events
 
 
-def _doubts(folder: Path, events: Sequence[Event]) -> Iterator[str]:
+def _doubts(folder: Path, events: Sequence[Event]) -> Iterator[Reason]:
     """What is wrong with the order of `events`, and with the files beside them."""
     start = next((event for event in events if event.kind == RUN_STARTED), None)
     if start is not None:

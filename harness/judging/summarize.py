@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from chaos.refusals import refusal_text
 from harness.analysis import accounting, approximation, diagnosis, integrity, throughput
 from harness.analysis.attribution import UnplannedLoss
 from harness.analysis.command.attempts import COMMAND_RUNTIME, attempt_at
@@ -18,12 +19,14 @@ from harness.analysis.state import EventLog, RunState, state_of
 from harness.analysis.steps import WARM_UP_STEPS, WORK_UNITS, CommittedStep, median_step_seconds, median_work_per_second
 from harness.analysis.timeline import Timeline
 from harness.analysis.violations import find_diverged_units
+from harness.judging.caveat_reasons import caveat_text
 from harness.judging.caveats import caveats
 from harness.judging.doubts import doubts_of, left_open, without_failures
 from harness.judging.gates import builtin_gates, evaluate_all
 from harness.judging.series import recorded_of
 from harness.judging.summary import Emulated, IncidentSummary, NamedCause, Summary, Throughput, UnplannedLossSummary
-from harness.judging.verdict import EXIT_CODES, Verdict, judge
+from harness.judging.undecided import why_undecided
+from harness.judging.verdict import Verdict, judge
 from mecefo_runtime.system.command_records import OrphansEnded
 from mecefo_runtime.system.events import TWIN_JOB, Event
 from mecefo_runtime.system.job_records import (
@@ -39,6 +42,7 @@ from mecefo_runtime.system.job_records import (
     StepCommitted,
     StepUnfit,
 )
+from mecefo_runtime.system.reason import Reason
 from mecefo_runtime.system.record import Record
 from mecefo_runtime.system.run_records import (
     Aborted,
@@ -64,7 +68,7 @@ def summarize(
     *,
     unreadable: Sequence[int] = (),
     ends_in_a_line: bool = False,
-    doubts: Sequence[str] = (),
+    doubts: Sequence[Reason] = (),
     gates: Sequence[str] | None = None,
 ) -> Summary:
     """The summary of a run, from its events alone; the same events give the same summary.
@@ -80,7 +84,7 @@ def summarize(
     """
     problems = _Problems(len(events))
     if ends_in_a_line:
-        problems.said.append("the log ends within a line")
+        problems.said.append(Reason("half_a_line"))
     state = problems.attempt("state of the run", lambda: state_of(events)) or RunState()
     problems.size = max(problems.size, state.size)
     checked = as_far_as_it_goes(
@@ -100,25 +104,26 @@ def summarize(
         results, figures = left_open(results, state.first_of(Aborted)), without_failures(figures)
     verdict = problems.attempt("verdict", lambda: judge(state, times, figures, results, problems.said, doubts))
     if verdict is None:
-        verdict = Verdict("inconclusive", EXIT_CODES["inconclusive"], (*doubts, *problems.said))
+        verdict = Verdict.of("inconclusive", [("inconclusive", why) for why in (*doubts, *problems.said)])
     return replace(
         figures,
         verdict=verdict.verdict,
         exit_code=verdict.exit_code,
-        reasons=verdict.reasons,
+        reasons=verdict.sentences,
+        reason_codes=verdict.reasons,
         gates=tuple(results),
     )
 
 
 class _Problems:
-    """What could not be computed, in sentences; `size` is that of the log, by which its analyses are bounded."""
+    """What could not be computed; `size` is that of the log, by which its analyses are bounded."""
 
-    def __init__(self, size: int, said: Sequence[str] = ()) -> None:
+    def __init__(self, size: int, said: Sequence[Reason] = ()) -> None:
         self.size = size
         self.said = list(said)
 
     def attempt(self, what: str, compute: Callable[[], T]) -> T | None:
-        """The result of `compute`, or None and a sentence: an analysis that fails knows nothing."""
+        """The result of `compute`, or None and a reason: an analysis that fails knows nothing."""
         return attempt(what, compute, self.said, size=self.size)
 
 
@@ -127,17 +132,18 @@ def _known(
 ) -> tuple[Timeline | None, Summary]:
     """The timeline and all that was measured: of a log that is judged again, by other gates, what is known of it."""
 
-    def compute() -> tuple[Timeline | None, Summary, list[str]]:
+    def compute() -> tuple[Timeline | None, Summary, list[Reason]]:
         own = _Problems(problems.size)
         is_told = not state.unread.keys() & _FIGURES_NEED
         times = own.attempt("timeline", lambda: state.timeline) if is_told else None
         figures = own.attempt("figures", lambda: _figures(state, times, own)) or _nothing_known(state, own)
 
-        def part(told: Callable[[], Iterable[str]]) -> list[str]:
+        def part(told: Callable[[], Iterable[Reason]]) -> list[Reason]:
             return as_far_as_it_goes("caveats", told, own.said, size=own.size)
 
         said = own.attempt("caveats", lambda: caveats(figures, times, num_unreadable, part)) or []
-        return times, replace(figures, caveats=tuple(said)), own.said
+        sentences = tuple(map(caveat_text, said))
+        return times, replace(figures, caveats=sentences, caveat_codes=tuple(said)), own.said
 
     times, figures, said = events.once("figures", compute) if isinstance(events, EventLog) else compute()
     problems.said += said
@@ -303,6 +309,7 @@ def _measured(state: RunState, times: Timeline, problems: _Problems) -> dict[str
         "diagnosis_recall_ratio": named and named.recall_ratio,
         "diagnosis_precision_ratio": named and named.precision_ratio,
         "false_accusations": named and named.num_false,
+        "no_restart": problems.attempt("restarts that were left", lambda: times.no_restart),
         "unrecovered_incidents": None
         if judged is None
         else sum(recovered[one.incident] is False for one in judged if one.verified is not None),
@@ -465,7 +472,7 @@ def _incident_summary(
         injected=incident.injected is not None,
         verified=incident.verified is not None,
         evidence=incident.evidence,
-        unverified_reason=incident.reason,
+        unverified_reason=None if incident.reason is None else refusal_text(incident.reason),
         undone=incident.is_undone,
         recovered=recovered,
         is_of_launcher=incident.is_of_launcher,
@@ -490,6 +497,7 @@ def _incident_summary(
         badput_seconds=dict(own.badput_seconds) if own else dict.fromkeys(accounting.BADPUT_CAUSES),
         state_restored=None if incident.restore is None else _since_start(incident.restore, times),
         undecided=None if incident.undecided is None else incident.undecided.code,
+        why=incident.reason or why_undecided(incident),
     )
 
 

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 from harness.analysis.approximation import Approximation
 from harness.analysis.overlaps import OverlappingRun
 from harness.analysis.regroups import StateRestore
+from harness.judging.gate_reasons import gate_text
 from harness.judging.units import Unit
+from mecefo_runtime.system.reason import Reason, reason_of
 
 _ValueT = TypeVar("_ValueT")
 Seconds = Mapping[str, float | None]
@@ -26,7 +29,7 @@ class GateResult:
     """The answer of one gate.
 
     `value` and `threshold` are in base units (ratio, seconds, number, work per second), which `unit` names; `passed` is
-    None, inconclusive, when there is no value. `reason` says why it did not pass.
+    None, inconclusive, when there is no value. `why` is the reason that it did not pass, and `reason` its sentence.
     """
 
     expression: str
@@ -37,6 +40,11 @@ class GateResult:
     unit: Unit | None = None
     comparison: str | None = None
     threshold: float | None = None
+    why: Reason | None = None
+
+    def left_open(self, why: Reason) -> GateResult:
+        """The same without an answer, and why."""
+        return replace(self, passed=None, reason=gate_text(why), why=why)
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -45,7 +53,7 @@ class GateResult:
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> GateResult:
         """Read what `to_json` wrote."""
-        return _read(cls, raw)
+        return _read(cls, {**raw, "why": reason_of(raw.get("why"))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +84,8 @@ class IncidentSummary:
     """One incident of a run. Its productive and badput seconds add up to `wall_clock_seconds`: what it answers for.
 
     `evidence` is what was seen of its effect, `unverified_reason` why none was. `recovered` is None where nobody knows;
-    `undecided` is a code for that, where the run could not tell (see `harness.analysis.undecided`).
+    `undecided` is a code for that, where the run could not tell (see `harness.analysis.undecided`). `why` is the reason
+    with its code: why it was not injected or verified, else why its recovery is undecided.
     With `is_of_launcher` it took away the launcher of a command, or its store: only a later attempt is a recovery.
     `recovery_steps` is the recovery as a multiple of the median step before the first fault, the usual step.
     `violations` are codes (`harness.analysis.violations.CODES`) of what the job did wrong to the end of the run and
@@ -117,6 +126,7 @@ class IncidentSummary:
     badput_seconds: Seconds = field(default_factory=dict)
     state_restored: StateRestore | None = None
     undecided: str | None = None
+    why: Reason | None = None
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> IncidentSummary:
@@ -125,6 +135,7 @@ class IncidentSummary:
         nested = {
             "diagnosis": None if said is None else _read(NamedCause, said),
             "state_restored": None if restored is None else _read(StateRestore, restored),
+            "why": reason_of(raw.get("why")),
         }
         return _read(cls, {**raw, **nested})
 
@@ -189,7 +200,11 @@ class UnplannedLossSummary:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """All figures of a run, its gates and its verdict. `docs/reference/measuring.md` defines them."""
+    """All figures of a run, its gates and its verdict. `docs/reference/measuring.md` defines them.
+
+    `reason_codes` are the reasons of the verdict, and `reasons` their sentences, in the same order; so are
+    `caveat_codes` and `caveats`. A summary of an earlier version has the sentences alone.
+    """
 
     name: str | None = None
     verdict: str = "inconclusive"
@@ -279,6 +294,14 @@ class Summary:
     overlapping_runs: tuple[OverlappingRun, ...] = ()
     caveats: tuple[str, ...] = ()
     gates: tuple[GateResult, ...] = ()
+    reason_codes: tuple[Reason, ...] = ()
+    caveat_codes: tuple[Reason, ...] = ()
+    no_restart: Reason | None = None
+
+    def reasons_without(self, is_left_out: Callable[[Reason], bool]) -> tuple[tuple[Reason | None, str], ...]:
+        """The reasons and their sentences, but for those; without a code in a summary of an earlier version."""
+        pairs = zip_longest(self.reason_codes[: len(self.reasons)], self.reasons)
+        return tuple((code, sentence) for code, sentence in pairs if code is None or not is_left_out(code))
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values: no tuples, no NaN, no infinity."""
@@ -306,6 +329,9 @@ class Summary:
             "emulated": emulated,
             "state_restores": restores,
             "approximation": None if said is None else Approximation.from_json(said),
+            "reason_codes": _reasons(raw.get("reason_codes")),
+            "caveat_codes": _reasons(raw.get("caveat_codes")),
+            "no_restart": reason_of(raw.get("no_restart")),
             "overlapping_runs": tuple(_read(OverlappingRun, one) for one in raw.get("overlapping_runs") or ()),
         }
         return _read(cls, {**raw, **nested, "incidents": incidents, "unplanned_losses": losses, "gates": gates})
@@ -316,6 +342,11 @@ def _read(kind: type[_ValueT], raw: Mapping[str, Any]) -> _ValueT:
     return kind(
         **{key: tuple(value) if isinstance(value, list) else value for key, value in raw.items() if key in names}
     )
+
+
+def _reasons(raw: Any) -> tuple[Reason, ...]:
+    """Those of a summary; none of one of an earlier version."""
+    return tuple(reason for one in raw or () if (reason := reason_of(one)) is not None)
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -329,6 +360,8 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(part) for part in value]
+    if isinstance(value, Reason):
+        return value.to_dict()
     if dataclasses.is_dataclass(value):
         return _object(value)
     return value if value is None or isinstance(value, str | int | bool) else str(value)

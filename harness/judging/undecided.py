@@ -1,32 +1,20 @@
-"""Why it stays undecided whether a job recovers from an incident, in words."""
+"""Why it is not known whether a job recovers from an incident, with what was damaged."""
 
 from __future__ import annotations
 
 from chaos.faults import registry
 from harness.analysis.incident import MeasuredIncident
-from harness.analysis.undecided import LEFT_IN_ORDER, Undecided
+from harness.analysis.undecided import LEFT_IN_ORDER
+from mecefo_runtime.system.reason import Reason
 
 _SCOPE_OF_SNAPSHOTS = "node"
 
 
-def undecided_words(incident: MeasuredIncident) -> str | None:
-    """As the rest of a sentence about `incident`; None where that is decided."""
+def why_undecided(incident: MeasuredIncident) -> Reason | None:
+    """A reason of `harness.judging.shared_texts`; None where the recovery is decided."""
     why = incident.undecided
-    if why is None:
-        return None
-    if why.code == LEFT_IN_ORDER:
-        after = f" after step {why.step}" if why.step else ""
-        return f"the job left in order{after}, checkpoint of step {why.saved_step}, restart not tried"
+    if why is None or why.code == LEFT_IN_ORDER:
+        return why
     kind = registry().get(incident.fault)
     what = "snapshot" if kind is not None and kind.scope == _SCOPE_OF_SNAPSHOTS else "checkpoint"
-    return f"nothing can have read the damaged {what}: {_unread_words(what, why)}"
-
-
-def _unread_words(what: str, why: Undecided) -> str:
-    match why.code:
-        case "put_back":
-            return "it was put back before the restart (--for says when)"
-        case "newer_saved":
-            return f"a newer {what}, of step {why.saved_step}, was saved before the restart"
-        case _:
-            return "no restart came after it"
+    return Reason(why.code, what=what, **why.fields)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from harness.analysis.incident import MeasuredIncident
 from harness.analysis.timeline import Timeline
-from harness.analysis.words import count, name_ranks, name_seconds
+from mecefo_runtime.system.reason import Reason
 
 # A repair that is due so shortly before the last commit may not have been begun in time.
 _SLACK_SECONDS = 1.0
@@ -17,10 +17,9 @@ _SLACK_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedRepair:
-    """A repair that brought not all ranks back, in `words`; `had_time`: it should have."""
+    """A repair that brought not all ranks back; `had_time`: it should have."""
 
-    incident: int
-    words: str
+    why: Reason
     had_time: bool
 
 
@@ -33,30 +32,37 @@ def unfinished_repairs(timeline: Timeline) -> list[UnfinishedRepair]:
 
 
 def _unfinished(incident: MeasuredIncident, timeline: Timeline) -> UnfinishedRepair | None:
-    name = f"incident {incident.incident} ({incident.fault} on {incident.target})"
-    left = f"{name_ranks(incident.missing)} {'was' if len(incident.missing) == 1 else 'were'} not in the job at its end"
     if incident.repair_started is not None:
         seconds = timeline.ended_seconds - incident.repair_started
         steps = timeline.steps.first
         # What it took all ranks to come up at the start of the job.
         startup_seconds = steps[0].began_seconds - timeline.started_seconds if steps else seconds
-        words = f"{name}: its repair began {name_seconds(seconds)} before the end of the job, and {left}"
-        return UnfinishedRepair(incident.incident, words, seconds > startup_seconds)
+        return UnfinishedRepair(_why(incident, "began", began_seconds=seconds), seconds > startup_seconds)
     if incident.repair_steps is not None:
         due = (incident.step or 0) + incident.repair_steps
         # After its last step nobody has to come back any more.
         is_due = due <= timeline.last_step and due < (timeline.steps_planned or due + 1)
-        since = "its injection before the first step" if incident.step is None else f"step {incident.step}"
-        when = f"{count(incident.repair_steps, 'step')} after {since}"
+        after: dict[str, float | None] = {"after_steps": incident.repair_steps, "step": incident.step}
     elif incident.repair_seconds is not None:
         due_seconds = (incident.injected or 0.0) + incident.repair_seconds
         is_due = due_seconds + _SLACK_SECONDS < timeline.steps.first[-1].committed_seconds
-        when = f"{name_seconds(incident.repair_seconds)} after it"
+        after = {"after_seconds": incident.repair_seconds}
     elif incident.is_loss or incident.undone is None or incident.undone >= timeline.ended_seconds:
         # Nobody was to come back.
         return None
     else:
-        return UnfinishedRepair(incident.incident, f"{name}: {left}", had_time=False)
-    whether = "did not begin" if is_due else "the job ended before that"
-    words = f"{name}: its repair was due {when}, and {whether}; {left}"
-    return UnfinishedRepair(incident.incident, words, is_due)
+        return UnfinishedRepair(_why(incident, "never"), had_time=False)
+    return UnfinishedRepair(_why(incident, "missed" if is_due else "later", **after), is_due)
+
+
+def _why(incident: MeasuredIncident, due: str, **when: float | None) -> Reason:
+    """`due`: the repair `began`, was due and `missed`, was due `later` than the end, or was `never` to come."""
+    return Reason(
+        "repair_unfinished",
+        incident=incident.incident,
+        fault=incident.fault,
+        target=incident.target,
+        ranks=incident.missing,
+        due=due,
+        **when,
+    )

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 from chaos.user_files import open_output
 from harness.analysis.words import name_seconds, one_line
 from harness.judging.summary import GateResult, IncidentSummary, Summary
+from harness.judging.verdict import GATE_FAILED, GATE_UNDECIDED
 from harness.report import wording
 from harness.report.reproduction import reproduction
 
@@ -126,7 +127,7 @@ def workflow_commands(summary: Summary) -> list[str]:
     gates = summary.gates
     errors = [(f"{name}: gate failed", _gate_sentence(gate)) for gate in gates if gate.passed is False]
     warnings = [(f"{name}: gate undecided", _gate_sentence(gate)) for gate in gates if gate.passed is None]
-    rest = [reason for reason in summary.reasons if not reason.startswith("gate ")]
+    rest = [reason for _, reason in summary.reasons_without(lambda one: one.code in (GATE_FAILED, GATE_UNDECIDED))]
     if verdict != "pass":
         reasons = "\n".join(one_line(reason) for reason in rest) or wording.headline(summary)
         if verdict == "inconclusive":

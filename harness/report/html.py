@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from markupsafe import Markup
 
-from harness.analysis.contained import attempt, could_not
+from harness.analysis.contained import PROBLEMS, attempt, could_not
 from harness.analysis.words import count, name_seconds, speed_text, target_text
 from harness.judging.summary import GateResult, IncidentSummary, Summary
 from harness.report import bars, charts, history, speed, tables, wording
@@ -22,6 +22,7 @@ from harness.report.reproduction import reproduction
 from harness.report.story import about, chronicle, lost_words, steps_text, story
 from harness.report.templates import template
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.reason import Reason
 
 _T = TypeVar("_T")
 _TEMPLATE = "report.html.j2"
@@ -106,11 +107,16 @@ def _gate(gate: GateResult, decided: Sequence[Deciding]) -> dict[str, Any]:
 
 
 class _Broken:
-    """What could not be computed, in sentences; `size` is that of the log, by which its analyses are bounded."""
+    """What could not be computed; `size` is that of the log, by which its analyses are bounded."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.said: list[str] = []
+        self.reasons: list[Reason] = []
+
+    @property
+    def said(self) -> list[str]:
+        """In sentences."""
+        return [*map(PROBLEMS.text, self.reasons)]
 
 
 def page(
@@ -144,7 +150,7 @@ def time_parts(summary: Summary) -> list[Part]:
 
 def _attempt(what: str, compute: Callable[[], _T], broken: _Broken) -> _T | None:
     """The result of `compute`; None and a line in `broken` where it cannot be computed."""
-    return attempt(what, compute, broken.said, size=broken.size)
+    return attempt(what, compute, broken.reasons, size=broken.size)
 
 
 def _drawn(what: str, draw: Callable[[int], Markup], broken: _Broken) -> Markup:

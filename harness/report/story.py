@@ -12,7 +12,7 @@ from typing import Any
 from harness.analysis.narrator import Narrator
 from harness.analysis.steps import step_under_way
 from harness.analysis.words import count, name_seconds, one_line, speed_text, target_text
-from harness.judging.caveats import unplanned_words
+from harness.judging.facts import unplanned_words
 from harness.judging.summary import IncidentSummary, Summary
 from harness.report import wording
 from mecefo_runtime.system.events import MAIN_JOB, Event

@@ -13,15 +13,16 @@ from rich.console import Console
 from rich.text import Text
 
 from chaos.plain_text import plain
-from harness.analysis.contained import attempt, could_not
+from harness.analysis.contained import PROBLEMS, attempt, could_not
 from harness.analysis.words import count, name_seconds, one_line, speed_text
-from harness.judging.caveats import unplanned_words
+from harness.judging.facts import unplanned_words
 from harness.judging.summary import IncidentSummary, Summary
 from harness.report import wording
 from harness.report.curves import Curves, mean_rates, trace
 from harness.report.reproduction import reproduction
 from harness.report.story import backends_text, lost_words, steps_text
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.reason import Reason
 
 _MAX_WIDTH = 100
 _MAX_BAR_CELLS = 24
@@ -46,9 +47,9 @@ def render(
     In a CI job's `environment`, the command that repeats the run is one for another machine.
     """
     events = events if isinstance(events, Sequence) else tuple(events)
-    problems: list[str] = []
+    problems: list[Reason] = []
     curves = attempt("speed over time", lambda: trace(events), problems, size=len(events)) or Curves((), (), ())
-    _Report(summary, curves, console, folder, environment or {}).print(problems)
+    _Report(summary, curves, console, folder, environment or {}).print([*map(PROBLEMS.text, problems)])
 
 
 class _Report:
@@ -124,8 +125,8 @@ class _Report:
         what = f"The command {one_line(summary.command)}" if summary.command else "A training job"
         attempts = f" in {count(summary.attempts, 'attempt')}" if summary.attempts else ""
         repeated, lost = summary.steps_repeated, summary.steps_lost
-        is_said = lost_words(summary) != "steps lost" or not (repeated and lost)
-        again = "" if is_said else f" ({'recomputed' if repeated == lost else f'{repeated} of them recomputed'})"
+        is_extra = summary.job_outcome == "completed" and repeated and lost
+        again = "" if not is_extra else f" ({'recomputed' if repeated == lost else f'{repeated} of them recomputed'})"
         samples = f"; samples skipped or used twice: {_known(summary.samples_lost)}"
         self._paragraph(
             f"{what} {steps_text(summary)}{attempts}{emulated}{strategy}{over}{seed}. "

@@ -36,6 +36,7 @@ from harness.store.files import write_whole
 from harness.store.runs import new_run_folder
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.system.devices import DeviceError, require_device
+from mecefo_runtime.system.reason import Reason
 
 REPORT_FILE = "report.html"
 JUNIT_FILE = "junit.xml"
@@ -112,7 +113,7 @@ def write_reports(folder: Path) -> Summary:
         SUMMARY_FILE: json.dumps(summary.to_json(), indent=2) + "\n",
         REPORT_FILE: html.page(summary, events, folder=folder, environment=os.environ),
     }
-    problems: list[str] = []
+    problems: list[Reason] = []
     if (suite := attempt("JUnit report", lambda: junit.render(summary), problems, size=len(events))) is not None:
         files |= {JUNIT_FILE: suite}
     try:

@@ -11,11 +11,13 @@ from typing import Any
 from chaos.experiment.command_job import CommandConfig, command_text
 from chaos.host.process_table import is_stopped
 from chaos.language.launcher import launcher_of_command
+from harness.analysis.job_failures import failure_fields
 from harness.analysis.state import RunState
 from harness.backends.base import AnyConfig, Backend, Outcome, RunningJob
 from mecefo_runtime.system.dilation import NO_DILATION
 from mecefo_runtime.system.events import Emitter, Event
 from mecefo_runtime.system.job_records import StepCommitted
+from mecefo_runtime.system.reason import Reason
 
 # A job that commits nothing for this long, and for this many times its usual step, hangs.
 STALL_SECONDS = 60.0
@@ -105,16 +107,18 @@ class JobRun:
             self._last_progress_seconds = max(self._last_progress_seconds, self._awaited_until_seconds())
             is_lost = running.cannot_begin() and not self._may_be_repaired()
             if is_lost or loop.time() - self._last_progress_seconds > patience_seconds:
-                reason = f"in {patience_seconds:.0f} s {running.violation_about_start()}"
-                if self.committed_steps:
-                    reason = f"no step was committed for {patience_seconds:.0f} s after step {self.committed_steps}"
-                    if isinstance(self.job, CommandConfig):
-                        reason += "; --stall-timeout waits longer"
-                reason = "all nodes were gone before the first step; see their logs" if is_lost else reason
+                why = Reason("all_nodes_gone") if is_lost else self._why_stalled(running, patience_seconds)
                 stopped = [owned.to_dict() for owned in running.leftovers() if is_stopped(owned.process)]
-                self._emitter.emit("job_failed", step=self.committed_steps or None, reason=reason, stopped=stopped)
+                step = self.committed_steps or None
+                self._emitter.emit("job_failed", step=step, **failure_fields(why), stopped=stopped)
                 running.give_up()
                 return
+
+    def _why_stalled(self, running: RunningJob, patience_seconds: float) -> Reason:
+        if not self.committed_steps:
+            return Reason("never_began", seconds=patience_seconds, unseen=running.why_unseen())
+        is_command = isinstance(self.job, CommandConfig) or None
+        return Reason("stalled", seconds=patience_seconds, step=self.committed_steps, is_command=is_command)
 
     def _patience_seconds(self) -> float:
         if self.is_patient:

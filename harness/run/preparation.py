@@ -15,7 +15,7 @@ from chaos.faults import registry
 from chaos.faults.base import RunContext
 from chaos.host.memory_limit import usable_bytes
 from chaos.plan.incident import Incident, Plan
-from chaos.plan.needs import NEEDS, capabilities_of, check_needs
+from chaos.plan.needs import Unmet, capabilities_of, check_needs
 from chaos.plan.schedule import make_plan
 from harness.analysis.words import count, name_bytes
 from harness.backends.base import AnyConfig
@@ -260,19 +260,19 @@ def _check_needs(plan: Plan, experiment: Experiment, capabilities: frozenset[str
     problems = []
     for fault, key in first_keys.items():
         for violation in check_needs({fault: kinds[fault].needs}, capabilities):
-            problems.append(UsageError(_with_reason(violation.message, experiment), key=key))
+            problems.append(UsageError(_with_reason(violation, experiment), key=key))
     if problems:
         raise all_of(problems)
 
 
-def _with_reason(violation: str, experiment: Experiment) -> str:
+def _with_reason(violation: Unmet, experiment: Experiment) -> str:
     """A violation about links says why there are none."""
-    if NEEDS["links"] not in violation:
-        return violation
+    if "links" not in violation.needs:
+        return violation.message
     is_shared_by_choice = experiment.network == "loopback"
     loopback = f"with {setting('network', 'loopback')} they share one: leave it out"
     reason = loopback if is_shared_by_choice else why_no_networks()
-    return f"{violation}, and {reason}"
+    return f"{violation.message}, and {reason}"
 
 
 def _check_faults(plan: Plan, job: AnyConfig, experiment: Experiment) -> None:

@@ -14,6 +14,7 @@ from chaos.errors import EnvironmentFailure, shown
 from chaos.user_files import bounded_lines, open_regular
 from harness.analysis.collection import without_collection
 from harness.analysis.state import EventLog
+from harness.store.sentences import with_code
 from mecefo_runtime.system.events import Event
 
 # Of what stands in the fields of events that no run writes.
@@ -108,7 +109,7 @@ def _read(file: BufferedReader, progress: Callable[[int, int], None]) -> Log:
 def parse_line(line: bytes) -> Event | None:
     """The event of one line; None when it is not one, or when its head would poison what is computed from it."""
     try:
-        return Event.from_json(line)
+        return with_code(Event.from_json(line))
     except ValueError:
         return None
 

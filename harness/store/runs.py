@@ -27,8 +27,10 @@ from chaos.errors import EnvironmentFailure, UsageError, shown
 from chaos.host.run_files import EVENTS_FILE, SUMMARY_FILE
 from chaos.user_files import bounded_lines, open_regular, read_regular
 from harness.store.agreement import contradictions_of_files, contradictions_of_start, no_beginning, wrong_number
+from harness.store.doubt_reasons import doubt_text
 from harness.store.log import BREAKDOWNS
 from mecefo_runtime.system.events import MAIN_JOB, Event
+from mecefo_runtime.system.reason import Reason
 from mecefo_runtime.system.strict_json import MAX_WHOLE, loads
 
 SET_FILE = "set.json"
@@ -298,7 +300,7 @@ def _entry(folder: Path) -> RunEntry:
     log = _read_log(folder / EVENTS_FILE)
     reason = "" if summary is None else _first_text(summary.get("reasons"))
     if summary is not None and (doubt := next(_doubts(log, summary), None)) is not None:
-        verdict, steps, fault, reason = INCONCLUSIVE, log.steps, log.fault, doubt
+        verdict, steps, fault, reason = INCONCLUSIVE, log.steps, log.fault, doubt_text(doubt)
     elif summary is not None:
         verdict, steps = str(summary["verdict"]), _whole(summary.get("steps_committed"))
         fault = _count_kinds(summary.get("incidents"), "fault") or log.fault
@@ -328,10 +330,10 @@ class _Log:
     has_damage: bool = False
 
 
-def _doubts(log: _Log, summary: Mapping[str, Any]) -> Iterator[str]:
+def _doubts(log: _Log, summary: Mapping[str, Any]) -> Iterator[Reason]:
     """Why the stored verdict is not the log's, as far as the two ends of the log tell."""
     if log.has_damage:
-        yield "a line of the log cannot be read"
+        yield Reason("line_unreadable")
     if log.first is None:
         return
     yield from no_beginning(log.first)
@@ -339,7 +341,7 @@ def _doubts(log: _Log, summary: Mapping[str, Any]) -> Iterator[str]:
     yield from contradictions_of_files(log.first.fields, None, summary)
     yield from wrong_number(log.num_lines, log.last)
     if log.last is None and summary.get("status", CUT_OFF) != CUT_OFF:
-        yield "the end of the log is missing"
+        yield Reason("end_missing")
 
 
 def _read_log(path: Path) -> _Log:

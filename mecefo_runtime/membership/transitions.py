@@ -20,6 +20,7 @@ from mecefo_runtime.membership.pending_losses import PendingLosses
 from mecefo_runtime.membership.restart import Restart
 from mecefo_runtime.recovery.commit import RuleBroken
 from mecefo_runtime.recovery.regroup import CannotGoOn, NeedsAllRanks, Rules, newest_said
+from mecefo_runtime.system.reason import Reason
 
 # The ranks of a repaired node come up one after another.
 REJOIN_GRACE_SECONDS = 0.5
@@ -210,7 +211,7 @@ class Transitions:
         elif outcome is GatheringOutcome.END:
             self._end(Goodbye())
         elif outcome is GatheringOutcome.TOO_FEW:
-            self._fail(self.gathering.failure_reason(self.connected))
+            self._fail("ranks_missing", self.gathering.failure_reason(self.connected))
 
     def _start(self) -> None:
         """Nobody was in an epoch when it said hello: the first one begins, or everybody who held state is lost."""
@@ -307,7 +308,7 @@ class Transitions:
     def _give_up(self, reason: str) -> None:
         self.restart.is_under_way = False
         newest = newest_said(self._rules, self.epochs.refused) or ". There is no checkpoint"
-        self._fail(f"{reason}{newest}")
+        self._fail("restart_failed", f"{reason}{newest}")
 
     def _stop_waiting(self) -> None:
         """Whatever this epoch was waited for is over."""
@@ -332,16 +333,17 @@ class Transitions:
             farewell = self.epochs.form(has_completed=has_completed)
         except RuleBroken as error:
             if not (self._is_successor and self._evict_sleepers()):
-                self._fail(f"a bug of the runtime: {error}")
+                self._fail("runtime_bug", f"a bug of the runtime: {error}")
             else:
                 self.proceed()
         except NeedsAllRanks as error:
             if self._is_state_kept():
                 self._start_again(str(error))
             else:
-                self._fail(f"{error}. There is no snapshot and no checkpoint to start again from")
+                said = f"{error}. There is no snapshot and no checkpoint to start again from"
+                self._fail("nothing_to_start_from", said)
         except CannotGoOn as error:
-            self._fail(str(error))
+            self._fail("cannot_go_on", str(error))
         else:
             if farewell is not None:
                 self._end(farewell)
@@ -367,9 +369,10 @@ class Transitions:
         if self.epochs.stage in (Stage.TRAINING, Stage.JOINING) and self.epochs.are_all("finished"):
             self._end(Goodbye())
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, code: str, reason: str) -> None:
+        """End the job; `code` is one of `harness.analysis.job_failures`."""
         self.failure = reason
-        self._effects.emit("job_failed", reason=reason)
+        self._effects.emit("job_failed", reason=reason, why=Reason(code, text=reason).to_dict())
         self._end(Stop(reason))
 
     def _end(self, message: Goodbye | Stop) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from mecefo_runtime.job.state_source import Share, Version
+from mecefo_runtime.snapshots.refusal import Refusal
 from mecefo_runtime.snapshots.shelf import NotHeld, Shelf, StoredPart
 
 
@@ -28,12 +29,12 @@ class SnapshotInspection:
         version = kept if kept in by_version else max(by_version, key=lambda version: version.step)
         return version, version == kept, by_version[version]
 
-    def why_refused(self, version: Version, unit: str, share: Share) -> str | None:
+    def why_refused(self, version: Version, unit: str, share: Share) -> Refusal | None:
         """The reason with which a request for a part is refused; None: it is served."""
         try:
             with self._lock:
                 found = self._shelf.find(version, unit, share)
             found.checked()
         except NotHeld as error:
-            return str(error)
+            return Refusal(error.code, str(error))
         return None

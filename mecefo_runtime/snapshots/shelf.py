@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from mecefo_runtime.job.state_source import Share, Version
 from mecefo_runtime.snapshots.checksums import checksums_of
 from mecefo_runtime.snapshots.messages import Described, KeptPart, Part
+from mecefo_runtime.snapshots.refusal import DAMAGED, NOT_HELD, Code
 from mecefo_runtime.snapshots.region import NUM_BUFFERS, Region, aligned, size_of
 
 _ZEROS = memoryview(bytes(1 << 16))
@@ -18,7 +20,15 @@ class ShelfFull(Exception):
 
 
 class NotHeld(Exception):
-    """It is not here, or not whole; the text says which."""
+    """It is not here; the text says what."""
+
+    code: ClassVar[Code] = NOT_HELD
+
+
+class Damaged(NotHeld):
+    """It is here, and not whole."""
+
+    code: ClassVar[Code] = DAMAGED
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,8 +289,8 @@ def check(memory: memoryview, checksums: Sequence[int], what: str) -> None:
     """Compare each chunk with its checksum.
 
     Raises:
-        NotHeld: one differs.
+        Damaged: one differs.
     """
     for index, (found, expected) in enumerate(zip(checksums_of(memory), checksums, strict=True)):
         if found != expected:
-            raise NotHeld(f"{what} is damaged in chunk {index}: CRC-32 {expected:08x} is expected, not {found:08x}")
+            raise Damaged(f"{what} is damaged in chunk {index}: CRC-32 {expected:08x} is expected, not {found:08x}")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from mecefo_runtime.system.reason import Reason
 from mecefo_runtime.system.record import Record
 
 
@@ -414,7 +415,8 @@ class ProcessExited(Record):
 class JobFailed(Record):
     """The job cannot continue; `stopped` are the processes of it that a signal had stopped then.
 
-    Of a command that ended: its `exit` code, and the `cause` as `harness.analysis.command.failure_cause` reads it.
+    `why` is the reason with its code; logs of earlier versions have the sentence alone. Of a command that ended: its
+    `exit` code, and the `cause` as `harness.analysis.command.failure_cause` reads it.
     """
 
     KIND: ClassVar[str] = "job_failed"
@@ -423,6 +425,12 @@ class JobFailed(Record):
     stopped: tuple[Any, ...] = ()
     exit: int | None = None
     cause: Mapping[str, Any] | None = None
+    why: Reason | None = None
+
+    @property
+    def because(self) -> Reason:
+        """Why it failed; without a code its sentence, under `job_failed`."""
+        return self.why or Reason(self.KIND, text=self.reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from mecefo_runtime.system.reason import Reason
 from mecefo_runtime.system.record import Record, called, read_values
 
 
@@ -135,25 +136,15 @@ class Verified(OfIncident):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unverified(OfIncident):
-    """It was not. `code` says why as a word, with fields that belong to it, where the incident never fired."""
+    """It was not. `why` is the reason with its code; logs of earlier versions have the sentence alone, `reason`.
+
+    Where the incident never fired, `code` and the fields after it say the same as `why`.
+    """
 
     KIND: ClassVar[str] = "unverified"
 
     reason: str | None = None
-    code: str | None = None
-    phase_steps: tuple[tuple[int, int], ...] = ()
-    phase_ranks: tuple[int, ...] = ()
-    phases_seen: tuple[str, ...] = ()
-    advice: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotDue(OfIncident):
-    """The time of an incident did not come, or limits forbade it; `code` and the fields after it are `Unverified`'s."""
-
-    KIND: ClassVar[str] = "not_due"
-
-    reason: str | None = None
+    why: Reason | None = None
     code: str | None = None
     phase_steps: tuple[tuple[int, int], ...] = ()
     phase_ranks: tuple[int, ...] = ()
@@ -161,11 +152,41 @@ class NotDue(OfIncident):
     advice: str | None = None
 
     @property
+    def because(self) -> Reason | None:
+        """Why; without `why` the sentence, under its code or that of the event. None: nothing is said."""
+        return self.why or _written(self.code or self.KIND, self.reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotDue(OfIncident):
+    """The time of an incident did not come, or limits forbade it; the fields are those of `Unverified`."""
+
+    KIND: ClassVar[str] = "not_due"
+
+    reason: str | None = None
+    why: Reason | None = None
+    code: str | None = None
+    phase_steps: tuple[tuple[int, int], ...] = ()
+    phase_ranks: tuple[int, ...] = ()
+    phases_seen: tuple[str, ...] = ()
+    advice: str | None = None
+
+    @property
+    def because(self) -> Reason:
+        """As `Unverified.because`."""
+        return self.why or _written(self.code or self.KIND, self.reason) or Reason(self.KIND, text=str(None))
+
+    @property
     def is_after_the_end(self) -> bool:
-        """Whether the job had ended by then. Logs of earlier versions have no code, only the sentence."""
-        return self.code == "job_ended_before" or (
-            self.code is None and (self.reason or "").startswith("the job ended before ")
-        )
+        """Whether the job had ended by then."""
+        return self.because.code == JOB_ENDED_BEFORE
+
+
+JOB_ENDED_BEFORE, CERTAIN_TO_FAIL = "job_ended_before", "certain_to_fail"
+
+
+def _written(code: str, sentence: str | None) -> Reason | None:
+    return None if sentence is None else Reason(code, text=sentence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +221,12 @@ class UndoFailed(OfIncident):
     KIND: ClassVar[str] = "undo_failed"
 
     reason: str | None = None
+    why: Reason | None = None
+
+    @property
+    def because(self) -> Reason | None:
+        """As `Unverified.because`."""
+        return self.why or _written(self.KIND, self.reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,6 +281,12 @@ class Aborted(Record):
     value: float | None = None
     reason: str | None = None
     incident: int | None = None
+    why: Reason | None = None
+
+    @property
+    def because(self) -> Reason:
+        """How the gate failed."""
+        return self.why or _written(CERTAIN_TO_FAIL, self.reason) or Reason(CERTAIN_TO_FAIL, text=str(None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from benchmarks.frameworks.own_log import (
 )
 from harness.judging.summary import IncidentSummary, Summary
 from mecefo_chaos.cli.main import run_cli
+from mecefo_runtime.system.reason import Reason
 
 pytestmark = pytest.mark.unit
 
@@ -123,7 +124,7 @@ def test_a_round_has_both_records(tmp_path):
         ({"recovery_seconds": None}, "recovery: never, by the script's own record 3.002 s"),
         ({"own_replicas_equal": False}, "pass, though the replicas' parameters differ at the end"),
         (
-            {"reasons": ("a.weight of rank 1 differs from the other replicas'",), "own_replicas_equal": True},
+            {"reason_codes": ("replicas_differ",), "own_replicas_equal": True},
             "replicas are said to differ, though their parameters are equal at the end",
         ),
     ],
@@ -152,11 +153,15 @@ def test_what_the_script_knows_better_is_said(changed, said):
         (
             {
                 "reasons": ("gate 'a == 0' failed: a is 1", "incident 0 (raise on rank=1): no step began after it"),
-                "caveats": ("No loss deviation.", "The replicas' state was last compared after step 50 of 60."),
+                "reason_codes": (Reason("gate_failed", gate="a == 0"), Reason("not_recovered")),
+                "caveat_codes": (
+                    Reason("no_step_after"),
+                    Reason("replicas_compared_early", compared_step=50, last_step=60),
+                ),
             },
             STAYED,
             "went on in the same processes; no step began after it; "
-            "The replicas' state was last compared after step 50 of 60",
+            "The replicas' state was last compared after step 50 of 60: what differed later is not known",
         ),
     ],
 )

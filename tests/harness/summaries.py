@@ -1,16 +1,27 @@
 """Summaries, for the tests of what is made from them."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
+from harness.judging.caveat_reasons import caveat_text
+from harness.judging.gate_reasons import gate_text
 from harness.judging.summarize import summarize
 from harness.judging.summary import Summary
+from harness.judging.verdict_reasons import verdict_text
 from mecefo_runtime.system.events import Event
 
 
 def summarized(events: Sequence[Event], **how: Any) -> dict[str, Any]:
-    """The `summary.json` of a run."""
-    return summarize(events, **how).to_json()
+    """The `summary.json` of a run, of which each sentence follows from its code and fields, as JSON has them."""
+    raw = summarize(events, **how).to_json()
+    read = Summary.from_json(json.loads(json.dumps(raw)))
+    assert [verdict_text(one) for one in read.reason_codes] == raw["reasons"]
+    assert [caveat_text(one) for one in read.caveat_codes] == raw["caveats"]
+    assert [None if gate.why is None else gate_text(gate.why) for gate in read.gates] == [
+        gate["reason"] for gate in raw["gates"]
+    ]
+    return raw
 
 
 def incident(**changes: Any) -> dict[str, Any]:

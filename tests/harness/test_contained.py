@@ -20,6 +20,7 @@ from harness.report import terminal
 from harness.run.execute import JUNIT_FILE, REPORT_FILE, write_reports
 from mecefo_chaos.cli.main import run_cli
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.reason import Reason
 from tests.harness.synthetic import Fault, run, shifted
 
 pytestmark = pytest.mark.unit
@@ -174,7 +175,7 @@ def test_what_needs_a_missing_figure_is_undecided(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_bound_goes_with_the_length_of_the_log():
-    problems: list[str] = []
+    problems: list[Reason] = []
 
     def work() -> int:
         charge(2 * LEAST_OPERATIONS)
@@ -182,8 +183,8 @@ def test_the_bound_goes_with_the_length_of_the_log():
 
     assert contained.attempt("work", work, problems, size=0) is None
     assert contained.attempt("work", work, problems, size=LEAST_OPERATIONS) == 1
-    assert problems == [f"the work could not be computed: it takes more than {LEAST_OPERATIONS:,} operations, "
-                        "too many for a log of this length"]  # fmt: skip
+    assert [(one.code, one.get("what")) for one in problems] == [("analysis_failed", "work")]
+    assert str(f"{LEAST_OPERATIONS:,} operations") in problems[0].get("error")
     # Nobody bounds what is computed for other ends.
     assert work() == 1
 

@@ -17,6 +17,7 @@ from chaos.faults._inside import InsideFault, ParametersT
 from chaos.faults.base import Act, FaultContext
 from chaos.language.trigger import PHASES
 from mecefo_runtime.system.job_records import StepUnfit
+from mecefo_runtime.system.reason import Reason
 from mecefo_runtime.system.record import Record
 
 Where = Literal["parameters", "gradients", "activations", "optimizer"]
@@ -113,12 +114,12 @@ class TensorFault(InsideFault[ParametersT]):
         match outcome:
             case "consumed" | "masked":
                 if told.get("is_changed") is not True:
-                    raise EffectNotSeen(f"{where}: the rank did not report whether it changed")
+                    raise EffectNotSeen(Reason("change_not_reported", where=where))
                 return {"summary": f"{where}; {use_text(told)}", **told}
             case "left" | "unchanged" | "restored":
                 found = await self._judgement(int(told.get("step") or 0), is_healed=outcome == "restored")
                 if found is None:
-                    raise EffectNotSeen(f"{where}; {_NOT_USED[outcome]}, and no rank checked the step")
+                    raise EffectNotSeen(Reason("step_not_checked", where=where, outcome=_NOT_USED[outcome]))
                 verdict = f"step {found.step} was rejected: {found.verdict} ({found.reason})"
                 judgement = {
                     "verdict": found.verdict,
@@ -129,7 +130,9 @@ class TensorFault(InsideFault[ParametersT]):
                 return {"summary": f"{where}; {verdict}", **told, "judgement": judgement}
             case _:
                 why = "whether it was used is not known" if outcome == "failed" and told.get("struck") else outcome
-                raise EffectNotSeen(f"{where}; {_NOT_USED.get(why, why)}{_because(told)}")
+                raise EffectNotSeen(
+                    Reason("values_not_used", where=where, outcome=_NOT_USED.get(why, why), because=_because(told))
+                )
 
     async def _judgement(self, step: int, *, is_healed: bool) -> StepUnfit | None:
         """What the job's judge of steps said about `step` (or, of a state that was healed, about any step)."""
@@ -153,7 +156,7 @@ _NOT_USED: Mapping[str, str] = {
 
 def _refuse_unchanged(rank: int, told: Mapping[str, Any]) -> None:
     if told.get("is_changed") is False:
-        raise EffectNotSeen(f"rank {rank}: {affected_text(told)}: the values in memory did not change")
+        raise EffectNotSeen(Reason("values_unchanged", rank=rank, affected=affected_text(told)))
 
 
 def _because(told: Mapping[str, Any]) -> str:

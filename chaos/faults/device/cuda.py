@@ -11,6 +11,7 @@ from chaos.errors import EffectNotSeen
 from chaos.faults._inside import InsideFault
 from chaos.faults.base import NoParameters
 from chaos.language.trigger import Duration
+from mecefo_runtime.system.reason import Reason
 
 
 class HangParameters(BaseModel):
@@ -36,7 +37,7 @@ class DeviceAssert(InsideFault[NoParameters]):
 
     async def _judge(self, rank: int, told: Mapping[str, Any]) -> dict[str, Any]:
         if not told["is_sticky"]:
-            raise EffectNotSeen(f"rank {rank}: CUDA calls still worked after the assertion: {told['errors']}")
+            raise EffectNotSeen(Reason("cuda_still_works", rank=rank, errors=told["errors"]))
         return {"summary": f"rank {rank}: the assertion failed, and so did the next call: {told['errors'][1]}", **told}
 
 
@@ -55,7 +56,7 @@ class GpuHang(InsideFault[HangParameters]):
     async def _judge(self, rank: int, told: Mapping[str, Any]) -> dict[str, Any]:
         watched = f"{told['watched_seconds']:.2g} s"
         if not told["is_busy"]:
-            raise EffectNotSeen(f"rank {rank}: its stream finished within {watched}")
+            raise EffectNotSeen(Reason("stream_finished", rank=rank, watched=watched))
         summary = f"rank {rank}: its stream did no other work for {watched}, and is blocked for {told['seconds']:g} s"
         return {"summary": summary, **told}
 
@@ -75,6 +76,6 @@ class GpuOom(InsideFault[NoParameters]):
 
     async def _judge(self, rank: int, told: Mapping[str, Any]) -> dict[str, Any]:
         if not told["taken_bytes"] or not told["error"]:
-            raise EffectNotSeen(f"rank {rank}: no allocation failed, {told['taken_bytes']} bytes were taken")
+            raise EffectNotSeen(Reason("no_allocation_failed", rank=rank, taken_bytes=told["taken_bytes"]))
         taken = f"{told['taken_bytes'] / 2**30:.1f} GiB"
         return {"summary": f"rank {rank}: {taken} taken, then the next allocation failed: {told['error']}", **told}

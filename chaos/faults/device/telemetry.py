@@ -15,6 +15,7 @@ from chaos.faults.base import Act, Fault, FaultContext, Fidelity
 from chaos.host.run_files import EVENTS_FILE
 from chaos.host.undo_record import UndoRecord
 from chaos.language.target import ResolvedTarget, Scope
+from mecefo_runtime.system.reason import Reason
 
 
 class EccParameters(BaseModel):
@@ -36,6 +37,7 @@ class EccTelemetry(Fault[EccParameters]):
     fidelity: ClassVar[Fidelity] = "telemetry"
     undo_summary: ClassVar[str] = "nothing to undo: counters only rise"
     has_undo: ClassVar[bool] = False
+    shows_undo: ClassVar[bool] = False
     Record: ClassVar[type[UndoRecord]] = ProcessesRecord
     Parameters: ClassVar[type[BaseModel]] = EccParameters
 
@@ -49,13 +51,13 @@ class EccTelemetry(Fault[EccParameters]):
         """The ranks of the target that are there."""
         running = tuple(o for o in context.processes.rank_processes(target.ranks) if o.process.is_running())
         if not running:
-            raise TargetNotFound(f"{target} has no running rank, and only ranks have devices")
+            raise TargetNotFound(Reason("no_rank_with_device", target=target))
         return Act(running, ProcessesRecord.of(running).to_json())
 
     async def apply(self, act: Act, context: FaultContext) -> None:
         """One record for each rank."""
         if context.emit is None:
-            raise InjectionError("this run records no telemetry of devices")
+            raise InjectionError(Reason("no_telemetry"))
         log = context.run_folder / EVENTS_FILE
         self._log_position = log.stat().st_size if log.exists() else 0
         for rank in act.ranks:
@@ -72,7 +74,7 @@ class EccTelemetry(Fault[EccParameters]):
                     seen.add(fields["rank"])
         missing = sorted(set(act.ranks) - seen)
         if missing:
-            raise EffectNotSeen(f"the log has no telemetry of ranks {missing}")
+            raise EffectNotSeen(Reason("telemetry_missing", missing=missing))
         counters = self.parameters.model_dump()
         said = ", ".join(f"{name} {value}" for name, value in counters.items())
         ranks = ", ".join(map(str, act.ranks))

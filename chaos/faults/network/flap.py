@@ -15,6 +15,7 @@ from chaos.faults.network.look import look
 from chaos.host.links import remove_rules
 from chaos.host.links.check import Link, name_of
 from chaos.language.quantities import SecondsText
+from mecefo_runtime.system.reason import Reason
 
 MAX_PERIOD_SECONDS = 60.0
 # Several round trips of a busy machine: a probe that is late must not be taken for one that was dropped.
@@ -97,7 +98,9 @@ class FlapLink(LinkFault[FlapParameters]):
                     while (await look(host, link, 1, self._probe_seconds)).is_cut != wants_cut:
                         await asyncio.sleep(self._probe_seconds / 10)
             except TimeoutError:
-                raise EffectNotSeen(f"link {name_of(link)} was not {word} within {slack_seconds:g} s") from None
+                raise EffectNotSeen(
+                    Reason("link_not_switched", link=name_of(link), state=word, seconds=slack_seconds)
+                ) from None
             seen.append({"state": word, "seconds": round(asyncio.get_running_loop().time() - began, 4)})
         times = ", ".join(f"{turn['state']} after {turn['seconds']:.2f} s" for turn in seen)
         return {"summary": times, "turns": seen}

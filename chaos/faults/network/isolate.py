@@ -13,6 +13,7 @@ from chaos.faults.network.presence import Side
 from chaos.host.links.check import COORDINATOR, Link
 from chaos.language.target import ResolvedTarget, Scope
 from mecefo_runtime.job.layout import Cluster
+from mecefo_runtime.system.reason import Reason
 
 
 class _Isolation(LinkFault[NoParameters]):
@@ -64,7 +65,7 @@ class DropCoordinatorLink(_Isolation):
     def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
         """Plan the rules, at the rank's end."""
         if not target.ranks:
-            raise InjectionError(f"{target} is no rank")
+            raise InjectionError(Reason("no_rank", target=target))
         return super().prepare(target, context)
 
     def _links(self, target: ResolvedTarget) -> tuple[Link, ...]:

@@ -27,6 +27,7 @@ from chaos.host.undo_record import UndoRecord
 from chaos.language.quantities import RateText, SecondsFromZeroText, rate_text
 from chaos.language.target import ResolvedTarget, Scope
 from chaos.language.trigger import Duration
+from mecefo_runtime.system.reason import Reason
 
 NUM_PROBES = 5
 PROBE_TIMEOUT_SECONDS = 0.5
@@ -83,11 +84,11 @@ class LinkFault(Fault[ParametersT]):
         """Plan the rules."""
         links = self._links(target)
         if context.links is None:
-            raise InjectionError(f"{self.kind} needs a backend whose nodes have network links of their own")
+            raise InjectionError(Reason("no_links_in_backend", fault=self.kind))
         if not links:
-            raise TargetNotFound(f"{target} is no link")
+            raise TargetNotFound(Reason("no_link", target=target))
         if (missing := absent(self._sides(target), context.processes)) is not None:
-            raise TargetNotFound(f"{missing}: a broken link to it changes nothing")
+            raise TargetNotFound(Reason("link_end_missing", missing=missing))
         self._presence = Presence(self._sides(target), context)
         rules = context.links.plan_rules(links, self._rule())
         return self._act(target, context, LinkRecord(rules=tuple(rules), links=links).to_json())
@@ -110,9 +111,7 @@ class LinkFault(Fault[ParametersT]):
         self._before = dict(zip(links, await asyncio.gather(*looks), strict=True))
         for link, before in self._before.items():
             if before.is_cut:
-                raise InjectionError(
-                    f"link {name_of(link)} carried no probe before the fault, so an effect could not be measured"
-                )
+                raise InjectionError(Reason("link_dead_before", link=name_of(link)))
         if self._presence is not None:
             self._listening = asyncio.create_task(context.watch.wait_for(self._presence.note, None))
         return await link_host(context).apply_rules(rules_of(act))
@@ -130,13 +129,13 @@ class LinkFault(Fault[ParametersT]):
             async with asyncio.timeout(timeout_seconds):
                 told = await asyncio.gather(*(self._see(link, link_host(context)) for link in _links_of(act)))
         except TimeoutError:
-            raise EffectNotSeen(f"the links could not be probed within {timeout_seconds:g} s") from None
+            raise EffectNotSeen(Reason("links_not_probed", seconds=timeout_seconds)) from None
         if (presence := self._presence) is not None and presence.lost() is not None:
             # How a process ended is told a moment after its end.
             with suppress(TimeoutError):
                 await context.watch.wait_for(lambda _: presence.lost() is None, TOLD_SECONDS)
         if presence is not None and (missing := presence.lost()) is not None:
-            raise EffectNotSeen(f"{missing} any more: it ended before the effect on its link was verified")
+            raise EffectNotSeen(Reason("link_end_gone", missing=missing))
         seen = dict(zip(_links_of(act), told, strict=True))
         return {
             "summary": self._summarize({link: str(one["summary"]) for link, one in seen.items()}),
@@ -179,7 +178,7 @@ class LinkFault(Fault[ParametersT]):
         if not seen.is_cut:
             came = seen.num_sent - seen.num_lost
             raise EffectNotSeen(
-                f"link {name_of(link)} still carries traffic: {came} of {seen.num_sent} probes came back"
+                Reason("link_carries_traffic", link=name_of(link), came_back=came, probes=seen.num_sent)
             )
         before = self._before[link]
         return {
@@ -243,7 +242,7 @@ class ResetLink(LinkFault[NoParameters]):
         if self._why_not is not None or not isinstance(host, ConnectionHost):
             return {**told, "summary": f"{told['summary']}; {self._why_not}"}
         if left := await host.connections(link, PROBE_TIMEOUT_SECONDS):
-            raise EffectNotSeen(f"link {name_of(link)} still has connections: {', '.join(left)}")
+            raise EffectNotSeen(Reason("link_has_connections", link=name_of(link), connections=", ".join(left)))
         ended = self._ended[link]
         words = f"its connections were reset ({len(ended)} ends), none is left"
         return {**told, "summary": f"{told['summary']}; {words}", "connections_reset": ended}
@@ -311,7 +310,7 @@ class SlowLink(LinkFault[SlowLinkParameters]):
                 if 8 * carried <= LIMITED_RATE_RATIO * rate:
                     found = f"{8 * carried:.3g} bit/s before the fault"
                     raise InjectionError(
-                        f"link {name_of(link)} carries {found}: {rate_text(rate)} does not limit it enough to be seen"
+                        Reason("limit_too_high", link=name_of(link), carried=found, limit=rate_text(rate))
                     )
                 self._rate_before[link] = carried
         return await super().apply(act, context)
@@ -339,26 +338,41 @@ class SlowLink(LinkFault[SlowLinkParameters]):
             wanted = SEEN_DELAY_RATIO * 2 * (said.delay_seconds - said.jitter)
             if seen.round_trip_seconds is None or longer < wanted:
                 raise EffectNotSeen(
-                    f"link {name_of(link)}: a round trip is {longer:.4f} s longer, not {2 * said.delay_seconds:g} s"
+                    Reason(
+                        "delay_too_short",
+                        link=name_of(link),
+                        longer_seconds=longer,
+                        delay_seconds=2 * said.delay_seconds,
+                    )
                 )
             noise = (before.round_trip_seconds or 0.0) - (before.least_round_trip_seconds or 0.0)
             if seen.round_trip_seconds - (before.round_trip_seconds or 0.0) <= noise:
                 raise EffectNotSeen(
-                    f"link {name_of(link)}: a round trip takes {seen.round_trip_seconds:.4f} s, within the noise of "
-                    f"{noise:.4f} s around {before.round_trip_seconds or 0.0:.4f} s before the fault"
+                    Reason(
+                        "delay_within_noise",
+                        link=name_of(link),
+                        round_trip_seconds=seen.round_trip_seconds,
+                        noise_seconds=noise,
+                        before_seconds=before.round_trip_seconds or 0.0,
+                    )
                 )
             took = f"a round trip takes {seen.round_trip_seconds:.4f} s"
             words.append(f"{took}, the quickest {longer:.4f} s longer than before")
         if said.loss:
             if not is_loss(seen, said.loss):
                 lost = f"{seen.num_lost} of {seen.num_sent} probes were lost"
-                raise EffectNotSeen(f"link {name_of(link)}: {lost}, which is not {said.loss:g} each way")
+                raise EffectNotSeen(Reason("loss_rate_differs", link=name_of(link), lost=lost, loss=said.loss))
             words.append(f"{seen.num_lost} of {seen.num_sent} probes are lost ({said.loss:g} each way)")
         if said.bandwidth is not None:
             carried = await self._carried(link, host)
             if not 0 < 8 * carried <= SEEN_RATE_RATIO * said.bandwidth:
                 raise EffectNotSeen(
-                    f"link {name_of(link)} carries {8 * carried:.3g} bit/s, not {rate_text(said.bandwidth)}"
+                    Reason(
+                        "bandwidth_differs",
+                        link=name_of(link),
+                        bits_per_second=8 * carried,
+                        limit=rate_text(said.bandwidth),
+                    )
                 )
             told["bytes_per_second"] = {"before": self._rate_before[link], "after": carried}
             carries, before_it = 8 * carried / 1e6, 8 * self._rate_before[link] / 1e6

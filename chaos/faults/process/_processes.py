@@ -27,6 +27,7 @@ from chaos.host.undo_record import UndoRecord
 from chaos.language.target import ResolvedTarget
 from mecefo_runtime.system.job_records import ProcessExited
 from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.reason import Reason
 
 # `Fault.exclusive` of what stops processes: the first SIGCONT ends all their stops.
 RUNNING = "whether a process runs"
@@ -49,7 +50,7 @@ class ProcessFault(Fault[ParametersT]):
             self._left = context.processes.launchers_left(target.nodes)
         running = tuple(owned for owned in self._candidates(target, context) if owned.process.is_running())
         if not running:
-            raise TargetNotFound(f"nothing of {target} is running any more")
+            raise TargetNotFound(Reason("nothing_running", target=target))
         return Act(running, ProcessesRecord.of(running).to_json())
 
     def _with_launchers_left(self, evidence: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,7 +86,7 @@ def send(owned: OwnedProcess, number: signal.Signals) -> bool:
         NotOurs: it is the process that we are.
     """
     if owned.process.pid == os.getpid():
-        raise NotOurs("the target is chaos itself")
+        raise NotOurs(Reason("chaos_itself"))
     return owned.process.signal(number)
 
 
@@ -136,7 +137,7 @@ async def see_exits(
         seconds = time.monotonic() - began
         if alive:
             names = ", ".join(str(owned) for owned in act.processes if owned.process in alive)
-            raise EffectNotSeen(f"still running after {timeout_seconds:g} s: {names}")
+            raise EffectNotSeen(Reason("still_running", seconds=timeout_seconds, processes=names))
         await exits.wait(codes_within_seconds)
         return seconds, {owned.process: exits.code(owned.process) for owned in act.processes}
     finally:

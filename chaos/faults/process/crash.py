@@ -25,6 +25,7 @@ from chaos.language.target import Scope
 from chaos.language.validation_errors import said
 from mecefo_runtime.system.command_records import RankRaised
 from mecefo_runtime.system.job_records import ProcessExited
+from mecefo_runtime.system.reason import Reason
 
 # Exiting takes a process with large memory, or one that writes a core file, a while.
 CRASH_SECONDS = 20.0
@@ -47,6 +48,7 @@ class _Crash(ProcessFault[ParametersT]):
     verify_timeout_seconds: ClassVar[float] = CRASH_SECONDS
     undo_summary: ClassVar[str] = "nothing to undo; --repair starts it again"
     has_undo: ClassVar[bool] = False
+    shows_undo: ClassVar[bool] = False
     effect: ClassVar[str]
 
     def __init__(self, parameters: ParametersT) -> None:
@@ -66,11 +68,11 @@ class _Crash(ProcessFault[ParametersT]):
             seconds, codes = await see_exits(act, context, timeout_seconds, codes_within_seconds=ENDING_SECONDS)
         except EffectNotSeen as error:
             alive = [owned for owned in act.processes if owned.process.is_running()]
-            raise EffectNotSeen(f"{error}; {self._why_alive(alive)}") from None
+            raise error.because(self._why_alive(alive), "; ") from None
         wrong = [owned for owned in act.processes if not self._is_wanted(owned, codes[owned.process], context)]
         if wrong:
             ends = ", ".join(f"{owned}: {ending(codes[owned.process])}" for owned in wrong)
-            raise EffectNotSeen(f"ended, but not by {self._what()}: {ends}")
+            raise EffectNotSeen(Reason("ended_otherwise", expected=self._what(), ends=ends))
         told = [self._told(owned, codes[owned.process], context) for owned in act.processes]
         names = ", ".join(f"{owned}: {words}" for owned, words in zip(act.processes, told, strict=True))
         return {
@@ -288,7 +290,7 @@ class Raise(_Crash[RaiseParameters]):
         if log.name != _own_log(owned):
             # Somebody else's script may log its errors elsewhere.
             return f"{ending(code)} (logs/{log.name} does not name the exception)"
-        raise EffectNotSeen(f"{owned} ended with {ending(code)}, but its log does not name {self._what()}")
+        raise EffectNotSeen(Reason("log_names_no_crash", process=owned, ending=ending(code), expected=self._what()))
 
     def _log(self, owned: OwnedProcess, context: FaultContext) -> Path:
         logs = context.run_folder / LOGS_FOLDER

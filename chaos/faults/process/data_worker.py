@@ -21,6 +21,7 @@ from chaos.faults.process.kill import SignalText
 from chaos.faults.process.straggler import CycleRecord, SlowParameters, SlowRank
 from chaos.language.target import ResolvedTarget, Scope
 from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.reason import Reason
 
 WORKER_NAME = "pt_data_worker"
 GONE_SECONDS = 20.0
@@ -65,13 +66,13 @@ def _workers_of(target: ResolvedTarget, context: FaultContext) -> dict[int, list
     idle = [rank for rank, workers in by_rank.items() if not workers]
     if idle or not by_rank:
         names = ", ".join(map(str, idle)) or str(target)
-        raise TargetNotFound(f"rank {names} has no DataLoader worker now: its loader has num_workers=0, or has ended")
+        raise TargetNotFound(Reason("no_data_worker", processes=names))
     return by_rank
 
 
 def _chosen(workers: list[OwnedProcess], number: int) -> OwnedProcess:
     if number >= len(workers):
-        raise TargetNotFound(f"rank {workers[0].rank} has no DataLoader worker {number}: it has {len(workers)}")
+        raise TargetNotFound(Reason("no_such_data_worker", rank=workers[0].rank, number=number, workers=len(workers)))
     return workers[number]
 
 
@@ -84,6 +85,8 @@ class KillDataWorker(ProcessFault[KillWorkerParameters]):
     needs: ClassVar[tuple[str, ...]] = ("data-workers",)
     undo_summary: ClassVar[str] = "nothing to undo; the script decides whether it restarts the worker"
     has_undo: ClassVar[bool] = False
+    shows_undo: ClassVar[bool] = False
+    kills: ClassVar[bool] = True
     Parameters: ClassVar[type[BaseModel]] = KillWorkerParameters
     verify_timeout_seconds: ClassVar[float] = GONE_SECONDS
 
@@ -149,7 +152,7 @@ class SlowDataWorker(SlowRank):
             if all(owned.process.is_running() for owned in act.processes):
                 raise
             why = "a DataLoader starts new workers with each epoch, unless it has persistent_workers=True"
-            raise EffectNotSeen(f"{error}; {why}") from None
+            raise error.because(why, "; ") from None
         ratio = found["step_time_ratio"]
         is_hidden = None if ratio is None else ratio < HIDDEN_RATIO
         hidden = "; prefetching hid it from the training" if is_hidden else ""

@@ -21,6 +21,7 @@ from chaos.language.target import ResolvedTarget, Scope, examples_in
 from mecefo_runtime.launch.notice import NOTICE
 from mecefo_runtime.system.job_records import Detected
 from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.reason import Reason
 from mecefo_runtime.system.record import Record
 
 DRAIN = "drain"
@@ -105,7 +106,7 @@ class DrainNode(_Kill[NoticeParameters]):
         kept = sorted({owned.rank for owned in ranks if owned.rank is not None} - self._given_up)
         if stayed or kept:
             who = ", ".join(map(str, stayed or ranks))
-            raise EffectNotSeen(f"the job did not release the node within {grace_seconds:g} s of the notice: {who}")
+            raise EffectNotSeen(Reason("node_not_released", seconds=grace_seconds, who=who))
         return {
             **evidence,
             "summary": f"{evidence['summary']}; its ranks had left the job {self._left_seconds:.2f} s after the notice",

@@ -26,6 +26,7 @@ from chaos.language.quantities import SecondsText
 from chaos.language.target import ResolvedTarget, Scope
 from chaos.language.trigger import Duration
 from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.reason import Reason
 
 EFFECT = "chaos.in_process.hang:HangGil"
 # Without a sign of life from any other Python thread for so long, the lock is held: 50 missed pulses of the witness.
@@ -117,19 +118,17 @@ class HangGil(ProcessFault[HangParameters]):
             for owned in act.processes:
                 pulse, since = _pulse(owned.process), seen[owned.process][1]
                 if pulse is None:
-                    raise EffectNotSeen(f"{owned} has ended, or has no watching thread: it does not hang")
+                    raise EffectNotSeen(Reason("hang_not_watched", process=owned))
                 if pulse != seen[owned.process][0]:
                     num_changes += 1
                     seen[owned.process] = (pulse, now)
                 elif now - since >= SILENT_SECONDS and STOPPED in thread_states(owned.process).values():
-                    raise EffectNotSeen(f"{owned} is stopped by a signal, which is not a hang")
+                    raise EffectNotSeen(Reason("stopped_not_hung", process=owned))
             silent_seconds = min(now - since for _, since in seen.values())
             if silent_seconds >= SILENT_SECONDS:
                 break
             if now - began > timeout_seconds:
-                raise EffectNotSeen(
-                    f"other Python threads ran for {timeout_seconds:g} s: witnesses pulsed {num_changes} times"
-                )
+                raise EffectNotSeen(Reason("threads_still_run", seconds=timeout_seconds, pulses=num_changes))
             await asyncio.sleep(TABLE_POLL_SECONDS)
         names = ", ".join(map(str, act.processes))
         return {

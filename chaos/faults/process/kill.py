@@ -20,6 +20,7 @@ from chaos.language.quantities import SecondsText
 from chaos.language.target import ResolvedTarget, Scope
 from chaos.language.validation_errors import said
 from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.reason import Reason
 
 # How long to listen for how a process ended that is gone already: its parent says so.
 ENDING_SECONDS = 1.0
@@ -96,6 +97,8 @@ class _Kill(ProcessFault[KillParametersT]):
     is_loss: ClassVar[bool] = True
     undo_summary: ClassVar[str] = "nothing to undo; --repair starts it again"
     has_undo: ClassVar[bool] = False
+    shows_undo: ClassVar[bool] = False
+    kills: ClassVar[bool] = True
 
     async def _gone(
         self, act: Act, context: FaultContext, timeout_seconds: float, sent: str, codes_within_seconds: float
@@ -155,13 +158,13 @@ class KillProcess(_Kill[SignalParameters]):
             while not gone.done():
                 await asyncio.wait({gone}, timeout=timeout_seconds)
                 if self._stays(act, context, timeout_seconds):
-                    raise EffectNotSeen("nobody leaves")
+                    raise EffectNotSeen(Reason("still_running"))
             return {**await gone, "signal": number.name}
         except EffectNotSeen:
             alive = [owned for owned in act.processes if owned.process.is_running()]
             why = "; ".join(f"{owned} {disposition(owned.process, number)} {number.name}" for owned in alive)
             waited_seconds = timeout_seconds if number == signal.SIGKILL else round(time.monotonic() - began, 1)
-            raise EffectNotSeen(f"still running after {waited_seconds:g} s: {why}") from None
+            raise EffectNotSeen(Reason("still_running", seconds=waited_seconds, processes=why)) from None
         finally:
             gone.cancel()
             await asyncio.gather(gone, return_exceptions=True)
@@ -268,7 +271,7 @@ class KillNode(_Kill[GraceParameters]):
         for owned in host.rank_processes(act.ranks):
             is_new = owned.process not in gone and owned.process.is_running()
             if is_new and owned.rank is not None and host.launcher_of(owned.rank) in gone:
-                raise EffectNotSeen(f"{owned} was started again by the launcher of its node before that was killed")
+                raise EffectNotSeen(Reason("started_again", process=owned))
 
     async def lift(self, act: Act, context: FaultContext) -> None:
         """Wait for nobody any longer."""

@@ -20,6 +20,7 @@ from chaos.host.process_table import TABLE_POLL_SECONDS, resident_bytes
 from chaos.host.undo_record import UndoRecord
 from chaos.language.quantities import BytesText, bytes_text
 from chaos.language.target import ResolvedTarget, Scope
+from mecefo_runtime.system.reason import Reason
 
 EFFECT = "chaos.in_process.memory:LeakMemory"
 # Touching gigabytes takes a while on a busy machine.
@@ -97,8 +98,7 @@ class LeakMemory(ProcessFault[LeakParameters]):
         wanted_bytes = SPARE_BYTES + limit_bytes * len(act.processes)
         if (free_bytes := memory_limit.available_bytes()) < wanted_bytes:
             raise TargetNotFound(
-                f"there are {free_bytes // 2**20} MiB of memory left on this machine, and {wanted_bytes // 2**20} are "
-                "needed to leak this much without danger to others: choose a smaller limit"
+                Reason("too_little_memory", free_mib=free_bytes // 2**20, needed_mib=wanted_bytes // 2**20)
             )
         self._check_groups(act.processes)
         try:
@@ -106,11 +106,9 @@ class LeakMemory(ProcessFault[LeakParameters]):
                 memory_limit.plan(owned.process, limit_bytes, may_group=by != "rlimit") for owned in act.processes
             )
         except ProcessLookupError:
-            raise TargetNotFound(f"{target} has just ended") from None
+            raise TargetNotFound(Reason("just_ended", target=target)) from None
         if by == "cgroup" and any(limit.by != "cgroup" for limit in limits):
-            raise TargetNotFound(
-                "no memory control group can be made here for it: use -p by=rlimit, or in a file by: rlimit"
-            )
+            raise TargetNotFound(Reason("no_memory_group"))
         return Act(act.processes, LeakRecord.of(act.processes, limits=limits).to_json())
 
     def _check_groups(self, processes: Iterable[OwnedProcess]) -> None:
@@ -129,9 +127,12 @@ class LeakMemory(ProcessFault[LeakParameters]):
             wanted_bytes = num_ranks * (self.parameters.limit + _SPARE_BLOCKS * self.parameters.block)
             if room_bytes[group] < wanted_bytes:
                 raise TargetNotFound(
-                    f"{max(0, room_bytes[group]) >> 20} MiB are left to all that is in the control group {group}, and "
-                    f"{wanted_bytes >> 20} are needed: the group would reach its own limit first. "
-                    "Choose a smaller limit, or raise that of the group (--node-memory, if it is a node's container)"
+                    Reason(
+                        "too_little_room_in_group",
+                        room_mib=max(0, room_bytes[group]) >> 20,
+                        group=group,
+                        needed_mib=wanted_bytes >> 20,
+                    )
                 )
 
     async def apply(self, act: Act, context: FaultContext) -> None:
@@ -157,7 +158,7 @@ class LeakMemory(ProcessFault[LeakParameters]):
                     most[owned.process] = max(most[owned.process], resident_bytes(owned.process) or 0)
                 if time.monotonic() - began > timeout_seconds:
                     grown = ", ".join(f"{o} by {(most[o.process] - first[o.process]) >> 20} MiB" for o in alive)
-                    raise EffectNotSeen(f"not ended by its memory limit within {timeout_seconds:g} s; it grew: {grown}")
+                    raise EffectNotSeen(Reason("limit_not_reached", seconds=timeout_seconds, grown=grown))
                 await asyncio.sleep(TABLE_POLL_SECONDS)
             seconds = time.monotonic() - began
             await exits.wait(ENDING_SECONDS)
@@ -191,13 +192,18 @@ class LeakMemory(ProcessFault[LeakParameters]):
     def _check(self, name: str, by: str, grown_bytes: int, code: int | None, oom_kills: int | None) -> None:
         if grown_bytes < SEEN_RATIO * self.parameters.limit:
             raise EffectNotSeen(
-                f"{name} ended ({ending(code)}) when it had grown by only {grown_bytes >> 20} MiB of "
-                f"{self.parameters.limit >> 20}"
+                Reason(
+                    "grown_too_little",
+                    name=name,
+                    ending=ending(code),
+                    grown_mib=grown_bytes >> 20,
+                    limit_mib=self.parameters.limit >> 20,
+                )
             )
         if by == "cgroup" and not oom_kills:
-            raise EffectNotSeen(f"{name} ended ({ending(code)}), but its control group reports no out-of-memory kill")
+            raise EffectNotSeen(Reason("no_out_of_memory_kill", name=name, ending=ending(code)))
         if by == "rlimit" and code in (None, 0):
-            raise EffectNotSeen(f"{name} ended, but not by a failed allocation: {ending(code)}")
+            raise EffectNotSeen(Reason("not_by_allocation", name=name, ending=ending(code)))
 
     async def lift(self, act: Act, context: FaultContext) -> None:
         """In a rank that has not ended, release the memory."""

@@ -16,6 +16,7 @@ from chaos.host.process_table import STOPPED, TABLE_POLL_SECONDS, cpu_seconds, i
 from chaos.language.target import Scope
 from chaos.language.trigger import Duration
 from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.reason import Reason
 
 # A process that uses no CPU time for so long while it is stopped does nothing.
 STILL_SECONDS = 0.2
@@ -43,10 +44,8 @@ class _Pause(ProcessFault[NoParameters]):
         processes = [owned.process for owned in act.processes]
         while moving := [owned for owned in act.processes if not is_stopped(owned.process)]:
             if time.monotonic() - began > timeout_seconds:
-                raise EffectNotSeen(
-                    f"not stopped {timeout_seconds:g} s after SIGSTOP: "
-                    + ", ".join(f"{owned} (state {owned.process.state()})" for owned in moving)
-                )
+                states = [f"{owned} (state {owned.process.state()})" for owned in moving]
+                raise EffectNotSeen(Reason("not_stopped", seconds=timeout_seconds, processes=states))
             await asyncio.sleep(TABLE_POLL_SECONDS)
         num_threads = sum(len(thread_states(process)) for process in processes)
         before = [cpu_seconds(process) for process in processes]
@@ -55,7 +54,7 @@ class _Pause(ProcessFault[NoParameters]):
             _difference(after, cpu_seconds(process)) for after, process in zip(before, processes, strict=True)
         ]
         if any(used_seconds) or not all(is_stopped(process) for process in processes):
-            raise EffectNotSeen(f"not still: {used_seconds} s of CPU time within {STILL_SECONDS:g} s")
+            raise EffectNotSeen(Reason("not_still", used_seconds=used_seconds, within_seconds=STILL_SECONDS))
         names = ", ".join(map(str, act.processes))
         whole, them = ("its only thread is", "it") if num_threads == 1 else (f"all {num_threads} threads are", "them")
         evidence = {

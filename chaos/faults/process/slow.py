@@ -17,11 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from chaos.errors import EffectNotSeen, UsageError
 from chaos.faults.base import Act, Fault, FaultContext, Fidelity
 from chaos.faults.endings import Endings, Recognised, raised_to_dict
-from chaos.faults.phase_steps import on_other_ranks
 from chaos.faults.watch import from_commit_to_commit
 from chaos.host.undo_record import UndoRecord
 from chaos.language.quantities import SecondsFromZeroText, SecondsText
 from chaos.language.target import ResolvedTarget, Scope
+from chaos.step_ranges import on_other_ranks
+from mecefo_runtime.system.reason import Reason
 
 EFFECT = "chaos.in_process.slow:DelayPhase"
 MAX_DELAY_SECONDS = 60.0
@@ -116,7 +117,7 @@ class _Delay(Fault[DelayParameters]):
     async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
         """Gather the sleeps of some steps from every rank, and hold them against the steps that the job committed."""
         if not self._handles:
-            raise EffectNotSeen("the delay started in no rank: 0 sleeps")
+            raise EffectNotSeen(Reason("no_sleep"))
         ranks = sorted(self._handles)
         told = await asyncio.gather(*(self._sleeps(rank, context, timeout_seconds) for rank in ranks))
         sleeps = dict(zip(ranks, told, strict=True))
@@ -124,17 +125,16 @@ class _Delay(Fault[DelayParameters]):
         all_sleeps = [sleep for of_rank in told for sleep in of_rank]
         shortest = min(sleep["slept_seconds"] for sleep in all_sleeps)
         if shortest < floor:
-            raise EffectNotSeen(f"a sleep was {shortest:.3f} s only, not {floor:g} s")
+            raise EffectNotSeen(Reason("sleep_too_short", slept_seconds=shortest, asked_seconds=floor))
         slow = await self._intervals(all_sleeps, context, timeout_seconds)
         step_seconds = median(seconds for _, seconds in slow)
         slept_seconds = median(sleep["slept_seconds"] for sleep in all_sleeps)
         if step_seconds < SEEN_RATIO * slept_seconds:
-            raise EffectNotSeen(f"steps took {step_seconds:.3f} s, though a rank slept {slept_seconds:.3f} s in each")
+            raise EffectNotSeen(Reason("steps_not_slower", step_seconds=step_seconds, slept_seconds=slept_seconds))
         before = self._steps_before(slow, context)
         if len(before) >= NUM_STEPS_OF_NOISE and slept_seconds <= (noise := _deviation(before)):
             raise EffectNotSeen(
-                f"sleeps of {slept_seconds:.4f} s are within the noise: the {len(before)} steps before them usually "
-                f"vary by {noise:.4f} s"
+                Reason("sleep_within_noise", slept_seconds=slept_seconds, steps=len(before), noise_seconds=noise)
             )
         return self._evidence(sleeps, slow, before)
 
@@ -188,16 +188,16 @@ class _Delay(Fault[DelayParameters]):
             try:
                 await context.watch.wait_for_step(step, timeout_seconds)
             except TimeoutError:
-                raise EffectNotSeen(f"step {step} was not committed within {timeout_seconds:g} s") from None
+                raise EffectNotSeen(Reason("step_not_committed", step=step, seconds=timeout_seconds)) from None
             committed = {seen.step: seen.committed_seconds for seen in context.watch.steps}
             if step in committed and committed[step] < sleep["woke_monotonic"] - CLOCK_SECONDS:
                 early = sleep["woke_monotonic"] - committed[step]
-                raise EffectNotSeen(f"step {step} was committed {early:.3f} s before the rank that slept in it woke up")
+                raise EffectNotSeen(Reason("committed_before_wake", step=step, early_seconds=early))
             seconds = from_commit_to_commit(context.watch.steps).get(step)
             if seconds is not None:
                 found.append((sleep, seconds))
         if not found:
-            raise EffectNotSeen("no two steps in a row were committed, so it is not known how long they took")
+            raise EffectNotSeen(Reason("no_two_steps"))
         return found
 
     def _steps_before(self, slow: list[tuple[dict[str, Any], float]], context: FaultContext) -> list[float]:

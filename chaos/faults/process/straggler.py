@@ -30,6 +30,7 @@ from chaos.host.undo_record import UndoRecord
 from chaos.language.quantities import SecondsText
 from chaos.language.target import ResolvedTarget, Scope
 from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.reason import Reason
 
 EFFECT = "chaos.in_process.slow:SlowPace"
 CYCLE_MODULE = "chaos.host.duty_cycle"
@@ -110,7 +111,7 @@ class SlowRank(ProcessFault[SlowParameters]):
     async def apply(self, act: Act, context: FaultContext) -> None:
         """More padding first, while the ranks are held; then the cycle."""
         if any(owned.process.pid == os.getpid() for owned in act.processes):
-            raise NotOurs("the target is chaos itself")
+            raise NotOurs(Reason("chaos_itself"))
         await self._pad(act, context)
         self._steps_before = list(context.watch.steps)[-NUM_STEPS_BEFORE - 1 :]
         parameters = self.parameters
@@ -146,8 +147,14 @@ class SlowRank(ProcessFault[SlowParameters]):
         for owned, share in shares.items():
             if abs(share - asked_ratio) > max(TOLERANCE_RATIO * asked_ratio, SMALL_RATIO):
                 raise EffectNotSeen(
-                    f"{owned} was stopped for {share:.0%} of the time ({num_samples} looks), not for {asked_ratio:.0%} "
-                    f"as a factor of {self.parameters.factor:g} asks"
+                    Reason(
+                        "stopped_otherwise",
+                        process=owned,
+                        stopped_ratio=share,
+                        samples=num_samples,
+                        asked_ratio=asked_ratio,
+                        factor=self.parameters.factor,
+                    )
                 )
         steps = self._judge_steps(context)
         names = ", ".join(f"{owned} for {share:.0%} of the time" for owned, share in shares.items())
@@ -176,7 +183,7 @@ class SlowRank(ProcessFault[SlowParameters]):
             states = {owned: owned.process.state() for owned in act.processes}
             gone = [owned for owned, state in states.items() if state == "gone"]
             if gone:
-                raise EffectNotSeen(f"{', '.join(map(str, gone))}: ended before its slowdown could be measured")
+                raise EffectNotSeen(Reason("ended_before_measured", processes=", ".join(map(str, gone))))
             looks.append((time.monotonic(), {owned: state == STOPPED for owned, state in states.items()}))
             await asyncio.sleep(rng.uniform(*SAMPLE_SECONDS))
         return looks
@@ -194,7 +201,7 @@ class SlowRank(ProcessFault[SlowParameters]):
             list(from_commit_to_commit(steps).values()) for steps in (self._steps_before, self._steps_since(context))
         )
         if len(during) < NUM_STEPS:
-            raise EffectNotSeen(f"only {len(during)} steps were committed since, of {NUM_STEPS} needed to judge")
+            raise EffectNotSeen(Reason("too_few_steps", steps=len(during), needed_steps=NUM_STEPS))
         found: dict[str, Any] = {
             "steps_before": len(before),
             "steps_during": len(during),

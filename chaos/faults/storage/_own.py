@@ -9,11 +9,11 @@ from typing import Any
 
 from chaos.errors import EnvironmentFailure, TargetNotFound
 from chaos.faults.base import FaultContext
-from chaos.faults.storage._places import NoPlace
 from chaos.host.kept_file import KeptFile, SavedFile
 from chaos.host.undo_record import UndoRecord
 from mecefo_runtime.checkpoint.folder import CheckpointFolder, complete_folders
 from mecefo_runtime.checkpoint.manifest import CheckpointCorrupt, CheckpointError
+from mecefo_runtime.system.reason import Reason
 
 
 def newest_whole(context: FaultContext) -> CheckpointFolder:
@@ -24,7 +24,7 @@ def newest_whole(context: FaultContext) -> CheckpointFolder:
     """
     root = context.checkpoint_folder
     if root is None:
-        raise NoPlace("no_checkpoints").error()
+        raise TargetNotFound(Reason("no_checkpoints"))
     damaged: list[str] = []
     try:
         for checkpoint in complete_folders(root):
@@ -37,10 +37,8 @@ def newest_whole(context: FaultContext) -> CheckpointFolder:
     except OSError as error:
         raise EnvironmentFailure(f"cannot read the checkpoints in {root}: {error.strerror}") from error
     if damaged:
-        raise TargetNotFound(f"no checkpoint in {root} is whole: {'; '.join(damaged)}")
-    raise TargetNotFound(
-        f"there is no complete checkpoint in {root} yet: choose a step some way after the first that writes one"
-    )
+        raise TargetNotFound(Reason("no_whole_checkpoint", folder=root, damaged="; ".join(damaged)))
+    raise TargetNotFound(Reason("no_complete_checkpoint", folder=root))
 
 
 def refusal_of(folder: Path) -> CheckpointCorrupt | None:

@@ -10,71 +10,18 @@ import os
 import re
 import tempfile
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from chaos.errors import TargetNotFound
 from chaos.faults.base import FaultContext
-from chaos.faults.phase_steps import Steps, joined, ranks_text
+from chaos.step_ranges import Steps
 from mecefo_runtime.system.job_records import CheckpointWritten
+from mecefo_runtime.system.reason import Reason
 
 Code = Literal["no_checkpoints", "nothing_saved", "not_in_folder", "files_gone", "several_folders", "no_folder"]
-SEEN = "torch.save, safetensors and torch.distributed.checkpoint are seen, on the training thread"
-FOLDER_OPTION = "--checkpoint-folder"
-_MAX_NAMED = 4
 # Frameworks save the files of one checkpoint in folders of it: `out/checkpoint-20/model`.
 _MAX_LEVELS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class NoPlace:
-    """Why there is nothing to act on. `folder` is the one that was looked at, `seen` those in which saves were seen."""
-
-    code: Code
-    folder: Path | None = None
-    seen: tuple[Path, ...] = ()
-    steps: Steps | None = None
-    ranks: tuple[int, ...] = ()
-
-    def error(self) -> TargetNotFound:
-        """To be raised."""
-        return TargetNotFound(str(self), code=self.code)
-
-    def __str__(self) -> str:
-        match self.code:
-            case "no_checkpoints":
-                return "the job writes no checkpoints: give it --checkpoint-every 20"
-            case "nothing_saved":
-                return (
-                    f"the script has saved nothing so far ({SEEN}): choose a step some way after its first save, or "
-                    f"name the folder of its checkpoints with {FOLDER_OPTION} DIR"
-                )
-            case "not_in_folder" if self.seen:
-                return (
-                    f"nothing was saved in {self.folder} since the run began; {self._saves()}: write "
-                    f"{FOLDER_OPTION} {self.seen[0]}"
-                )
-            case "not_in_folder":
-                return f"nothing was saved in {self.folder} yet: choose a step some way after the first save"
-            case "files_gone":
-                return (
-                    f"{self._saves()}, but no regular file that was saved since the run began is there now: choose a "
-                    f"step some way after a save, or name the folder of the checkpoints with {FOLDER_OPTION} DIR"
-                )
-            case "several_folders":
-                return f"{self._saves()}: name the one that is meant with {FOLDER_OPTION} {self.seen[0]}"
-            case "no_folder" if self.seen:
-                return f"{self._saves()}, which is no folder of this machine: name one with {FOLDER_OPTION} DIR"
-            case "no_folder":
-                return f"there is no folder {self.folder} yet: choose a step after the first checkpoint"
-
-    def _saves(self) -> str:
-        named = [str(folder) for folder in self.seen[:_MAX_NAMED]]
-        others = len(self.seen) - len(named)
-        where = joined([*named, *([f"{others} more folders"] if others else [])])
-        whose = f" by {ranks_text(self.ranks)}" if self.ranks else ""
-        return f"saves{whose} were seen in {where}{f' ({self.steps})' if self.steps else ''}"
 
 
 def checkpoint_folder(context: FaultContext) -> Path:
@@ -86,26 +33,26 @@ def checkpoint_folder(context: FaultContext) -> Path:
     folder = context.checkpoint_folder
     if folder is not None:
         if not folder.is_dir():
-            raise NoPlace("no_folder", folder).error()
+            raise TargetNotFound(Reason("no_folder", folder=folder))
         return folder
     if not context.has_foreign_checkpoints:
-        raise NoPlace("no_checkpoints").error()
+        raise TargetNotFound(Reason("no_checkpoints"))
     if not (folders := observed_folders(context.watch.saves, wide_folders(context.run_folder))):
-        raise nothing(context, "nothing_saved").error()
+        raise nothing(context, "nothing_saved")
     if len(folders) > 1:
-        raise nothing(context, "several_folders").error()
+        raise nothing(context, "several_folders")
     if not folders[0].is_dir():
-        raise nothing(context, "no_folder").error()
+        raise nothing(context, "no_folder")
     return folders[0]
 
 
-def nothing(context: FaultContext, code: Code, folder: Path | None = None) -> NoPlace:
-    """Why there is nothing, with what was seen of the script's saves."""
+def nothing(context: FaultContext, code: Code, folder: Path | None = None) -> TargetNotFound:
+    """That there is nothing to act on, with what was seen of the script's saves: `seen` are the folders."""
     seen = observed_folders(context.watch.saves, wide_folders(context.run_folder))
     saves = context.watch.saves
     steps = Steps((step, step) for record in saves if (step := record.step) is not None)
     ranks = tuple(sorted({record.rank for record in saves if record.rank is not None}))
-    return NoPlace(code, folder, seen, steps, ranks)
+    return TargetNotFound(Reason(code, folder=folder, seen=seen, steps=steps.intervals or None, ranks=ranks or None))
 
 
 def observed_folders(saves: Iterable[CheckpointWritten], too_wide: Collection[Path] = ()) -> tuple[Path, ...]:

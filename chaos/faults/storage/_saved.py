@@ -53,8 +53,8 @@ def newest_saved(context: FaultContext) -> SavedCheckpoint:
     if checkpoint is not None:
         return checkpoint
     if context.checkpoint_folder is not None:
-        raise nothing(context, "not_in_folder", context.checkpoint_folder).error()
-    raise nothing(context, "files_gone" if context.watch.saves else "nothing_saved").error()
+        raise nothing(context, "not_in_folder", context.checkpoint_folder)
+    raise nothing(context, "files_gone" if context.watch.saves else "nothing_saved")
 
 
 def _began_seconds(run_folder: Path) -> float:

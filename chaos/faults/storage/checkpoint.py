@@ -38,6 +38,7 @@ from chaos.host.run_files import KEPT_FOLDER
 from chaos.host.undo_record import UndoRecord
 from chaos.language.target import ResolvedTarget, Scope
 from mecefo_runtime.checkpoint.manifest import FileRecord, measure
+from mecefo_runtime.system.reason import Reason
 
 _HIDDEN = ".hidden-"
 _METADATA = ".metadata"
@@ -82,11 +83,11 @@ class _CheckpointFault(Fault[ParametersT]):
         try:
             refusal = await asyncio.wait_for(asyncio.to_thread(refusal_of, checkpoint), timeout_seconds)
         except TimeoutError:
-            raise EffectNotSeen(f"the reader did not finish {checkpoint} in {timeout_seconds:g} s") from None
+            raise EffectNotSeen(Reason("reader_too_slow", checkpoint=checkpoint, seconds=timeout_seconds)) from None
         if refusal is None:
-            raise EffectNotSeen(f"the runtime's reader still takes {checkpoint} for whole: {record.num_files} files")
+            raise EffectNotSeen(Reason("still_taken_for_whole", checkpoint=checkpoint, files=record.num_files))
         if affected != refusal.path and affected not in refusal.path.parents:
-            raise EffectNotSeen(f"the runtime's reader refuses {checkpoint} for something else: {refusal}")
+            raise EffectNotSeen(Reason("refused_for_something_else", checkpoint=checkpoint, refusal=refusal))
         before = f"all {record.num_files} files were whole before"
         return {
             "summary": f"{record.what}; {before}, now the runtime's reader refuses: {refusal}",
@@ -128,14 +129,16 @@ class _FileFault(_CheckpointFault[FileParametersT]):
         ]
         if not candidates:
             units = ", ".join(checkpoint.manifests)
-            raise TargetNotFound(f"{checkpoint.path} has no unit {self.parameters.unit}: it has {units}")
+            raise TargetNotFound(
+                Reason("no_such_unit", checkpoint=checkpoint.path, unit=self.parameters.unit, units=units)
+            )
         ends = list(accumulate(file.num_bytes for _, _, file in candidates))
         unit, name, file = candidates[bisect_right(ends, self.rng.random() * ends[-1])]
         kept = context.run_folder / KEPT_FOLDER / f"{checkpoint.path.name}-{unit}-{name}-{uuid.uuid4().hex[:8]}"
         try:
             described = describe(checkpoint.path / unit, name, file, kept)
         except OSError as error:
-            raise TargetNotFound(f"{checkpoint.path} was removed by the job just now: {error.strerror}") from error
+            raise TargetNotFound(Reason("removed_by_job", path=checkpoint.path, error=error.strerror)) from error
         details = self._draw(file.num_bytes)
         record = DamagedFile(
             **described.to_json(),
@@ -154,7 +157,7 @@ class _FileFault(_CheckpointFault[FileParametersT]):
         files = [file for file in saved.files if self.parameters.unit in (None, file.name)]
         if not files:
             names = ", ".join(sorted(file.name for file in saved.files))
-            raise TargetNotFound(f"{saved} has no file {self.parameters.unit}: it has {names}")
+            raise TargetNotFound(Reason("no_such_file", saved=saved, unit=self.parameters.unit, processes=names))
         ends = list(accumulate(file.stat().st_size for file in files))
         path = files[bisect_right(ends, self.rng.random() * ends[-1])]
         try:
@@ -163,7 +166,7 @@ class _FileFault(_CheckpointFault[FileParametersT]):
             details, mode = self._draw(whole.num_bytes), permissions_of(path)
             damaged = self._damaged(path, details)
         except OSError as error:
-            raise TargetNotFound(f"{path} was removed by the job just now: {error.strerror}") from error
+            raise TargetNotFound(Reason("removed_by_job", path=path, error=error.strerror)) from error
         record = DamagedSavedFile(
             folder=str(path.parent.resolve()),
             name=path.name,
@@ -193,9 +196,9 @@ class _FileFault(_CheckpointFault[FileParametersT]):
         except FileNotFoundError:
             if record.damaged is None:
                 return "read back: it is not there"
-            raise EffectNotSeen(f"{path} is not there any more: the job has removed it") from None
+            raise EffectNotSeen(Reason("gone_again", path=path)) from None
         if found != record.damaged:
-            raise EffectNotSeen(f"{path} is not what the fault made of it: the job has rewritten it")
+            raise EffectNotSeen(Reason("rewritten_by_job", path=path))
         return f"read back: {found.num_bytes} bytes, CRC-32 {found.crc32:08x} instead of {record.crc32:08x}"
 
     def _damaged(self, path: Path, details: Mapping[str, Any]) -> FileRecord | None:
@@ -209,9 +212,9 @@ class _FileFault(_CheckpointFault[FileParametersT]):
             await asyncio.to_thread(keep, record)
             self._damage(Path(record.struck), record.details)
         except FileNotFoundError as error:
-            raise TargetNotFound(f"{record.struck} was removed by the job just now") from error
+            raise TargetNotFound(Reason("just_removed_by_job", path=record.struck)) from error
         except OSError as error:
-            raise InjectionError(f"cannot damage {record.struck}: {error.strerror}") from error
+            raise InjectionError(Reason("cannot_damage", path=record.struck, error=error.strerror)) from error
 
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:
@@ -345,7 +348,7 @@ class HideCheckpoint(_CheckpointFault[NoParameters]):
             # A link to itself.
             if error.errno == errno.ELOOP:
                 return f"read back: {error.strerror}"
-        raise EffectNotSeen(f"{path} can still be opened: the job has rewritten it, or removed what hid it")
+        raise EffectNotSeen(Reason("still_opens", path=path))
 
     async def apply(self, act: Act, context: FaultContext) -> None:
         """Move the folder aside, and leave the link in its place."""
@@ -356,9 +359,9 @@ class HideCheckpoint(_CheckpointFault[NoParameters]):
             folder.symlink_to(folder.name)
             _sync_folder(folder.parent)
         except FileNotFoundError as error:
-            raise TargetNotFound(f"{folder} was removed by the job just now") from error
+            raise TargetNotFound(Reason("just_removed_by_job", path=folder)) from error
         except OSError as error:
-            raise InjectionError(f"cannot hide {folder}: {error.strerror}") from error
+            raise InjectionError(Reason("cannot_hide", folder=folder, error=error.strerror)) from error
 
     @classmethod
     def undo(cls, record: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,15 +28,17 @@ from pydantic import BaseModel, ConfigDict, Field
 from chaos.errors import EffectNotSeen, HealError, InjectionError, UsageError, setting
 from chaos.faults.base import Act, Fault, FaultContext, Fidelity, RunContext
 from chaos.faults.endings import Endings, Recognised, messages_of, raised_to_dict
-from chaos.faults.storage._places import FOLDER_OPTION, checkpoint_folder, is_within, observed_folders, wide_folders
+from chaos.faults.storage._places import checkpoint_folder, is_within, observed_folders, wide_folders
 from chaos.host import small_disk
 from chaos.host.own_folder import opened, parent_of, status_in
 from chaos.host.run_files import KEPT_FOLDER
 from chaos.host.undo_record import UndoRecord
 from chaos.language.quantities import BytesText, bytes_text
 from chaos.language.target import ResolvedTarget, Scope
+from chaos.refusals import FOLDER_OPTION
 from mecefo_runtime.system.command_records import RankRaised
 from mecefo_runtime.system.job_records import CheckpointFailed
+from mecefo_runtime.system.reason import Reason
 from mecefo_runtime.system.record import Record
 
 _FILL_BYTES = 1 << 24
@@ -153,7 +155,9 @@ class FillDisk(Fault[FillParameters]):
                 hint = (
                     f": the checkpoints do not fit into size {bytes_text(self.parameters.size)}, give it a larger one"
                 )
-            raise InjectionError(f"cannot fill the disk of {record.folder}: {error.strerror}{hint}") from error
+            raise InjectionError(
+                Reason("cannot_fill_disk", folder=record.folder, error=error.strerror, hint=hint)
+            ) from error
 
     async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
         """Try to write one byte more; then wait until a checkpoint of the job fails and a later step is committed."""
@@ -173,19 +177,17 @@ class FillDisk(Fault[FillParameters]):
             refusal = _refusal(folder)
             if refusal != errno.ENOSPC:
                 outcome = "succeeded" if refusal is None else f"failed with {errno.errorcode.get(refusal, refusal)}"
-                raise EffectNotSeen(f"a write of 1 byte to {folder} {outcome}: its disk is not full")
+                raise EffectNotSeen(Reason("disk_not_full", folder=folder, outcome=outcome))
             failed = await failure
             assert isinstance(failed, CheckpointFailed)
             step = max(failed.step or 0, last_steps[0]) + 1
             await context.watch.wait_for_step(step, timeout_seconds)
             status, ballast_bytes = os.statvfs(folder), ballast.stat().st_size
         except TimeoutError:
-            raise EffectNotSeen(
-                f"the disk is full, but within {timeout_seconds:g} s no checkpoint failed and was followed by a step"
-            ) from None
+            raise EffectNotSeen(Reason("no_save_failed", seconds=timeout_seconds)) from None
         except FileNotFoundError as error:
             # By the watchdog, while this process stood still.
-            raise EffectNotSeen(f"{error.filename} is gone: the fault was undone before its effect was seen") from None
+            raise EffectNotSeen(Reason("undone_before_seen", path=error.filename)) from None
         finally:
             failure.cancel()
             with suppress(asyncio.CancelledError, TimeoutError):
@@ -336,13 +338,9 @@ def _refuse_more_than_checkpoints(folder: Path, context: FaultContext) -> None:
     cure = "let the script save in a folder of its own, such as checkpoints/"
     for rank, place in _working_folders(context):
         if place.is_relative_to(folder):
-            raise InjectionError(
-                f"the script saves in {folder}, and rank {rank} works in it, so that it would not see a small disk "
-                f"over it: {cure}",
-                code="working_folder",
-            )
+            raise InjectionError(Reason("working_folder", folder=folder, rank=rank, cure=cure))
     if folder in wide_folders(context.run_folder):
-        raise InjectionError(f"{folder}, where the script saves, holds more than checkpoints: {cure}", code="wide")
+        raise InjectionError(Reason("wide", folder=folder, cure=cure))
 
 
 def _working_folders(context: FaultContext) -> Iterator[tuple[int, Path]]:

@@ -22,8 +22,10 @@ from chaos.errors import EffectNotSeen, HealError, InjectionError, TargetNotFoun
 from chaos.faults.base import Act, Fault, FaultContext, Fidelity, OwnedProcess
 from chaos.host.undo_record import UndoRecord
 from chaos.language.target import ResolvedTarget, Scope
+from mecefo_runtime.snapshots.refusal import DAMAGED
 from mecefo_runtime.snapshots.region import MEMORY_NAME, SEQUENCE
 from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.reason import Reason
 
 NEWEST = "chaos.in_process.snapshot_agent:NewestSnapshot"
 PART = "chaos.in_process.snapshot_agent:AskForPart"
@@ -123,18 +125,19 @@ class FlipSnapshotBit(Fault[FlipParameters]):
         owned = {one.node: one for one in context.processes.node_processes(target.nodes) if one.role == "snapshots"}
         missing = sorted(set(target.nodes) - set(owned))
         if missing or not owned:
-            raise TargetNotFound(f"{target} has no snapshot process" + (f": node {missing[0]}" if missing else ""))
+            node = missing[0] if missing else None
+            raise TargetNotFound(Reason("no_snapshot_process", target=target, node=node))
         parts = [self._draw(node, owned[node], self._newest[node]) for node in target.nodes]
         return Act(tuple(owned[node] for node in target.nodes), FlippedMemory(parts=tuple(parts)).to_json())
 
     def _draw(self, node: int, owned: OwnedProcess, newest: Mapping[str, Any]) -> FlippedPart:
         if not newest["parts"]:
-            raise TargetNotFound(f"node {node} keeps no complete snapshot yet: choose a later step")
+            raise TargetNotFound(Reason("no_complete_snapshot", node=node))
         wanted = [
             part for part in newest["parts"] if part["num_bytes"] and self.parameters.unit in (None, part["unit"])
         ]
         if not wanted:
-            raise TargetNotFound(f"node {node} keeps nothing of {self.parameters.unit}: its ranks do not hold it")
+            raise TargetNotFound(Reason("unit_not_kept", node=node, unit=self.parameters.unit))
         ends = list(accumulate(part["num_bytes"] for part in wanted))
         # By random() alone, of all methods the one that gives the same numbers in every version of Python.
         part = wanted[bisect_right(ends, self.rng.random() * ends[-1])]
@@ -165,7 +168,7 @@ class FlipSnapshotBit(Fault[FlipParameters]):
         for part in FlippedMemory.from_json(act.undo_record).parts:
             with _memory(part.process, part.descriptor, f"the memory of node {part.node}'s snapshot process") as memory:
                 if not _stands(memory, part):
-                    raise InjectionError(f"node {part.node} begins another snapshot in the place of {part.step}'s")
+                    raise InjectionError(Reason("snapshot_begun_again", node=part.node, step=part.step))
                 _write(memory, part.bits, is_flipped=True)
 
     async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
@@ -175,14 +178,14 @@ class FlipSnapshotBit(Fault[FlipParameters]):
             with _memory(part.process, part.descriptor, f"the memory of node {part.node}'s snapshot process") as memory:
                 is_changed, is_there = _are(memory, part.bits, is_flipped=True), _stands(memory, part)
             if not is_there:
-                raise EffectNotSeen(f"{part}: the next snapshot was begun there before its reader could be checked")
+                raise EffectNotSeen(Reason("snapshot_overwritten", part=part))
             if not is_changed:
-                raise EffectNotSeen(f"{part}: the bits are as they were")
+                raise EffectNotSeen(Reason("bits_unchanged", part=part))
             wanted = {"step": part.step, "lineage": part.lineage, "unit": part.unit, "share": list(part.share)}
-            refused = (await context.inside.ask(part.node, PART, wanted))["refused"]
-            if refused is None or "is damaged" not in refused:
-                how = "still delivers it" if refused is None else f"rejects it for another reason: {refused}"
-                raise EffectNotSeen(f"{part}: the process {how}")
+            answer = await context.inside.ask(part.node, PART, wanted)
+            refused = answer["refused"]
+            if answer["code"] != DAMAGED:
+                raise EffectNotSeen(Reason("part_delivered", part=part, refusal=refused))
             seen.append({**part.to_json(), "still_there": is_there, "refused": refused})
             said.append(f"{part}; refused: {refused}")
         return {"summary": "; ".join(said), "parts": seen}
@@ -227,18 +230,18 @@ def _memory(process: ProcessId, descriptor: int, what: str) -> Iterator[int]:
     path = Path(f"/proc/{process.pid}/fd/{descriptor}")
     try:
         if not process.is_running() or not str(path.readlink()).startswith(f"/memfd:{MEMORY_NAME}"):
-            raise TargetNotFound(f"{what} is not there any more")
+            raise TargetNotFound(Reason("memory_gone", what=what))
         opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise TargetNotFound(f"{what} is not there any more") from None
+        raise TargetNotFound(Reason("memory_gone", what=what)) from None
     except OSError as error:
         hint = "run chaos as root, or as the user of that process"
-        raise InjectionError(f"{what} cannot be opened: {error.strerror}; {hint}") from error
+        raise InjectionError(Reason("memory_not_opened", what=what, error=error.strerror, hint=hint)) from error
     try:
         # Looked at again through what was opened: the process may have ended, and another have its pid.
         is_memory = str(Path(f"/proc/self/fd/{opened}").readlink()).startswith(f"/memfd:{MEMORY_NAME}")
         if not is_memory or not process.is_running():
-            raise TargetNotFound(f"{what} is not there any more")
+            raise TargetNotFound(Reason("memory_gone", what=what))
         yield opened
     finally:
         os.close(opened)

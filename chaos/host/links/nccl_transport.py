@@ -14,6 +14,7 @@ from pathlib import Path
 
 from chaos.errors import InjectionError
 from chaos.host.links.check import Link, name_of
+from mecefo_runtime.system.reason import Reason
 
 # One file for each rank, in the run's folder of logs.
 LOG_NAME = "nccl-{rank}.log"
@@ -134,7 +135,7 @@ def read_routes(folder: Path) -> frozenset[Route]:
             if rank.isdecimal():
                 logs[int(rank)] = path.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
-            raise InjectionError(f"which way NCCL takes cannot be read from {path}: {error.strerror}") from error
+            raise InjectionError(Reason("nccl_way_not_read", path=path, error=error.strerror)) from error
     return routes(logs)
 
 
@@ -153,8 +154,14 @@ def refuse_what_no_rule_touches(links: Iterable[Link], known: Iterable[Route]) -
         first = past[missed[0]]
         more = f" (and {len(missed) - 1} more links like it)" if len(missed) > 1 else ""
         raise InjectionError(
-            f"NCCL goes over link {name_of(missed[0])} by {first.way}, which is {first.meaning}{more}: no rule of a "
-            f"network touches that. Start the job with {REMEDY} in its environment, and it goes through the network"
+            Reason(
+                "nccl_past_network",
+                link=name_of(missed[0]),
+                way=first.way,
+                meaning=first.meaning,
+                more=more,
+                remedy=REMEDY,
+            )
         )
 
 

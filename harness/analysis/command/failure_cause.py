@@ -26,6 +26,7 @@ from chaos.external.traceback_text import PrintedException
 from harness.analysis.words import exit_text, one_line
 from mecefo_runtime.system.command_records import RankRaised
 from mecefo_runtime.system.job_records import AttemptStarted, ProcessExited, ProcessStarted
+from mecefo_runtime.system.reason import Reason
 from mecefo_runtime.system.record import Record, read_values
 from mecefo_runtime.system.run_records import Injected, Verified
 
@@ -73,6 +74,15 @@ class FailureCause:
         if "code" not in known:
             raise ValueError("code is missing")
         return cls(**known)
+
+    @classmethod
+    def of(cls, cause: Reason) -> Self:
+        """As a field of another reason has it.
+
+        Raises:
+            ValueError: it is no such thing.
+        """
+        return cls.from_dict(cause.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values, without those that are not known."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from harness.analysis.contained import charge
 from mecefo_runtime.system.command_records import StateChecksums
+from mecefo_runtime.system.reason import Reason
 
 _DIGITS = 8
 
@@ -39,8 +40,8 @@ class ReplicaComparison:
 
     differences: tuple[Difference, ...] = ()
     last_step: int | None = None
-    unknown: str | None = None
-    failure: str | None = None
+    unknown: Reason | None = None
+    failure: Reason | None = None
 
     @property
     def lasting(self) -> tuple[Difference, ...]:
@@ -88,19 +89,15 @@ def compare_replicas(
     before = [look for look in looks if look.at_seconds < injected_seconds]
     after = [look for look in looks if look.at_seconds >= injected_seconds]
     if not looks:
-        return ReplicaComparison(unknown="no two ranks reported their state after the same step")
+        return ReplicaComparison(unknown=Reason("no_looks"))
     if not before:
-        return ReplicaComparison(
-            unknown="the fault came before the first checksum of the ranks' state: choose a later step"
-        )
+        return ReplicaComparison(unknown=Reason("none_before_fault"))
     groups = _held_in_common(before)
     last = after[-1].step if after else None
     if not groups:
-        return ReplicaComparison(
-            last_step=last, unknown="no two ranks hold the same tensors, as where a model is sharded over all of them"
-        )
+        return ReplicaComparison(last_step=last, unknown=Reason("sharded"))
     if not after:
-        return ReplicaComparison(unknown="the ranks' state was not checked after the fault")
+        return ReplicaComparison(unknown=Reason("none_after_fault"))
     return ReplicaComparison(tuple(_differences(after, groups, frozenset(struck))), last)
 
 

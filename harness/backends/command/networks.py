@@ -17,6 +17,7 @@ from harness.network.links import NamespaceLinks
 from harness.network.plan import HeldNetworks, Networks
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.reason import Reason
 
 MAKE_TIMEOUT_SECONDS = 30.0
 _MAX_BYTES = 1 << 20
@@ -109,14 +110,10 @@ class CommandLinks(NamespaceLinks):
         (owned,) = self._processes_of((rank,)) or (None,)
         try:
             if owned is None or not owned.process.is_running():
-                raise TargetNotFound(f"rank {rank} is not there")
+                raise TargetNotFound(Reason("rank_gone", rank=rank))
             own = Path(f"/proc/{self._held.holder.pid}/fd/{self._held.networks.of(rank).descriptor}").stat()
             is_inside = Path(f"/proc/{owned.process.pid}/ns/net").stat().st_ino == own.st_ino
         except (OSError, KeyError) as error:
-            raise TargetNotFound(f"the network of rank {rank} cannot be found: {error}") from error
+            raise TargetNotFound(Reason("network_not_found", rank=rank, error=error)) from error
         if not is_inside:
-            raise InjectionError(
-                f"rank {rank} (pid {owned.process.pid}) is not in the network made for it, so faults cannot reach it. "
-                "A rank moves there as its Python starts, and must have RANK in its environment by then, as torchrun "
-                "sets it"
-            )
+            raise InjectionError(Reason("not_in_network", rank=rank, pid=owned.process.pid))

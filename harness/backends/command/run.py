@@ -20,7 +20,8 @@ from chaos.faults.base import LauncherLeft, LinkHost, OwnedProcess
 from chaos.host.run_processes import RUN_VARIABLE
 from chaos.in_process.protocol import Start
 from harness.analysis.command.failure_cause import EXITED, PIPE, FailureCause
-from harness.analysis.command.unseen import Unseen, unseen_words
+from harness.analysis.command.unseen import Unseen
+from harness.analysis.job_failures import failure_fields
 from harness.analysis.words import count, exit_text
 from harness.backends.command.endings import deciding_end
 from harness.backends.command.failing import FailureFacts, failure_reason, is_pipe
@@ -35,6 +36,7 @@ from harness.backends.exits import REAPED_SECONDS, exit_of
 from harness.control.control_server import ControlServer
 from mecefo_runtime.system.events import MAIN_JOB, Emitter, Event
 from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.reason import Reason
 from mecefo_runtime.system.wire import Message
 
 STOP_TIMEOUT_SECONDS = 5.0
@@ -352,11 +354,8 @@ class CommandRun(EndingJob, ABC):
         """The kernel ended a process of a node: where the command does not get over that, it is told why."""
         self._out_of_memory = f": {why}"
 
-    def violation_about_start(self) -> str:
+    def why_unseen(self) -> Unseen:
         """See `RunningJob`."""
-        return unseen_words(self._why_unseen())
-
-    def _why_unseen(self) -> Unseen:
         if self._log_steps is not None:
             return "not_in_log"
         if self._has_idle and not self._ranks:
@@ -432,7 +431,7 @@ class CommandRun(EndingJob, ABC):
             cause = self._facts.cause(self._launcher_logs[node].printed())
             self._emitter.emit(
                 "no_step_seen",
-                why=self._why_unseen(),
+                why=self.why_unseen(),
                 cause=None if cause is None else cause.to_dict(),
                 is_pipe=is_pipe(self._job.command),
             )
@@ -451,7 +450,8 @@ class CommandRun(EndingJob, ABC):
             cause = FailureCause(EXITED, rank, exit=code)
         reason = failure_reason(ended, cause, self._logs[node].name, "")
         hint = f". {PIPE}" if is_pipe(self._job.command) else ""
-        self._emitter.emit("job_failed", reason=f"{reason}{hint}", exit=0, cause=cause.to_dict())
+        why = Reason("no_rank_completed", text=f"{reason}{hint}")
+        self._emitter.emit("job_failed", **failure_fields(why), exit=0, cause=cause.to_dict())
         return True
 
     def _hint(self, node: int) -> str:
@@ -461,7 +461,8 @@ class CommandRun(EndingJob, ABC):
     def _fail(self, reason: str, **known: Any) -> None:
         """The job has failed, and nothing else is said of how it ended."""
         if not self._outcome.done():
-            self._emitter.emit("job_failed", reason=reason, **known)
+            code = "command_killed" if known["exit"] < 0 else "command_failed"
+            self._emitter.emit("job_failed", **failure_fields(Reason(code, text=reason)), **known)
             self._finish("failed")
 
     async def _tell_exit(self, process: ProcessId) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Mapping
@@ -16,8 +17,8 @@ from harness.backends.command.launcher_log import STORE_SETTING
 from mecefo_runtime.system.events import MAIN_JOB
 
 SITE_FOLDER = Path(chaos.__file__).parent / "external" / "site"
-# As a shell has it.
-NOT_STARTED = 127
+# As a shell has them.
+NOT_FOUND, NOT_STARTED = 127, 126
 
 
 def with_site(environment: Mapping[str, str]) -> dict[str, str]:
@@ -74,4 +75,5 @@ def become(command: Mapping[str, Any]) -> int:
     except OSError as error:
         text = f"the command {command_text(words)!r} cannot be started in the container: {error.strerror}"
         print(f"chaos: {text}", file=sys.stderr)
+        return NOT_FOUND if error.errno == errno.ENOENT else NOT_STARTED
     return NOT_STARTED

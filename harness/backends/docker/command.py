@@ -125,7 +125,7 @@ class ContainerCommand(CommandRun):
         return super().on_agent(hello, process)
 
     def _hint(self, node: int) -> str:
-        may_be = hint(self._logs[node], folder_of(self._job))
+        may_be = hint(self._logs[node], folder_of(self._job), self._codes[node])
         return f". {may_be[0].upper()}{may_be[1:]}" if may_be else ""
 
     def _own_processes(self) -> list[ProcessId]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from harness.backends.command.start import NOT_FOUND
+
 _TAIL_BYTES = 1 << 16
 _BUILD = "build one on it that has, and name it with --image (docs/how-to/containers.md)"
-# What is found in its output, and what is to be said of it; the first that fits.
+# What programs write, and what is to be said of it; the first that fits.
 _HINTS = (
-    (r"cannot be started in the container: No such file", f"where its image has no such program, {_BUILD}"),
     (r"ModuleNotFoundError: No module named (\S+)", f"where the image has no module {{0}}, {_BUILD}"),
     (
         r"Read-only file system: (\S+)",
@@ -26,8 +27,13 @@ _HINTS = (
 )
 
 
-def hint(log: Path, folder: Path) -> str | None:
-    """What may be done, by what a command wrote into `log` that ran in `folder`; None: nothing is known of it."""
+def hint(log: Path, folder: Path, code: int) -> str | None:
+    """What may be done, by what a command wrote into `log` that ran in `folder` and ended with `code`.
+
+    None: nothing is known of it.
+    """
+    if code == NOT_FOUND:
+        return f"where its image has no such program, {_BUILD}"
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))

@@ -19,6 +19,7 @@ from harness.backends.docker.container import COORDINATOR
 from harness.network.link_queries import LinkQueries
 from harness.network.links import all_over, places_of, rules_for
 from mecefo_runtime.job.layout import Cluster
+from mecefo_runtime.system.reason import Reason
 
 # Asks the holder of a part's network something, and waits so long for the answer.
 Ask = Callable[[str, Mapping[str, Any], float], Awaitable[Mapping[str, Any]]]
@@ -66,7 +67,7 @@ class ContainerLinks(LinkQueries):
         for link in links:
             near, far = map(self._part, link)
             if near == far:
-                raise InjectionError(f"there is no link {name_of(link)}: both ends are in the network of {near}")
+                raise InjectionError(Reason("no_link_between", link=name_of(link), near=near))
             for end, chain, peer in places_of(near, far, str(rule["action"]), str(rule.get("way", "both"))):
                 # Many links between ranks can be one between their nodes.
                 at.setdefault(str(end), {})[chain, str(peer)] = None

@@ -11,6 +11,7 @@ from click.shell_completion import CompletionItem
 from chaos.experiment.fault_options import AND, MORE_FAULTS
 from mecefo_chaos.cli.shared import completing
 from mecefo_chaos.cli.shared.grouped import option
+from mecefo_chaos.cli.shared.hints import Answered
 from mecefo_chaos.cli.shared.several_faults import EXAMPLE, CommandOfFaults
 
 
@@ -53,7 +54,7 @@ class CommandOfAJob(CommandOfFaults):
         if own < len(args):
             ctx.meta[completing.BEHIND] = True
         if own < len(args) and not job_command and not ctx.resilient_parsing:
-            raise click.UsageError(
+            raise Answered(
                 "there is no command after --: write the one that starts your training, as in `-- torchrun train.py`",
                 ctx,
             )

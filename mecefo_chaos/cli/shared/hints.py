@@ -32,12 +32,16 @@ _OTHERWISE = {
 }
 
 
+class Answered(click.UsageError):
+    """One whose message says itself how it is written."""
+
+
 def sentence(error: click.ClickException) -> str:
     """What click refuses, as this tool says such things, and where to read on."""
     text = error.format_message().strip().rstrip(".")
-    text = _DIDYOUMEAN.sub(lambda match: f" (did you mean {match[1] or ''}{match[2]}?)", text)
+    text, guesses = _DIDYOUMEAN.subn(lambda match: f" (did you mean {match[1] or ''}{match[2]}?)", text)
     context = getattr(error, "ctx", None)
-    is_answered = "write " in text or "did you mean" in text
+    is_answered = guesses > 0 or isinstance(error, Answered)
     where = "" if context is None or is_answered else f"; `{context.command_path} --help` shows how it is written"
     return f"{text[:1].lower()}{text[1:]}{where}"
 

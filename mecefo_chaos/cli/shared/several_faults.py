@@ -11,7 +11,7 @@ from chaos.errors import UsageError
 from chaos.experiment.fault_options import AND, MORE_FAULTS, FaultOptions
 from mecefo_chaos.cli.shared import completing
 from mecefo_chaos.cli.shared.grouped import GroupedCommand
-from mecefo_chaos.cli.shared.hints import hint, refused, swallowed
+from mecefo_chaos.cli.shared.hints import Answered, hint, refused, swallowed
 
 EXAMPLE = f"{AND} set-nan --at step=30"
 # Two of these are two faults, or a slip; of other options the last one counts, as usual.
@@ -42,7 +42,7 @@ class CommandOfFaults(GroupedCommand):
         except click.UsageError as error:
             is_split = bool(ctx.meta.get(completing.BEHIND))
             if meant := hint(error, args, takes_command=self.takes_command, is_split=is_split):
-                raise click.UsageError(f"{refused(error)}: {meant}", ctx) from error
+                raise Answered(f"{refused(error)}: {meant}", ctx) from error
             raise
         ctx.params[MORE_FAULTS] = tuple(faults)
         return unused

@@ -15,6 +15,7 @@ from mecefo_chaos.studies.papers.verdicts import Figure, Verdict
 
 MIN_RUNS = 3
 UNDECIDED: Verdict = "cannot be decided here"
+BETTER: Verdict = "better than the paper"
 NOT_CHECKED: Verdict = "not checked"
 
 

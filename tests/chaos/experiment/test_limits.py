@@ -3,6 +3,7 @@ from pydantic import ValidationError
 
 from chaos.experiment.limits import Limits
 from mecefo_runtime.job.layout import Cluster
+from mecefo_runtime.system.reason import Reason
 
 pytestmark = pytest.mark.unit
 
@@ -25,14 +26,14 @@ def test_what_is_no_share_is_refused(said):
     [
         ({}, range(8), None),
         ({"max_nodes": 1}, (2, 3), None),
-        ({"max_nodes": 1}, (2, 4), "2 nodes would be affected at once, more than max_nodes 1"),
+        ({"max_nodes": 1}, (2, 4), Reason("max_nodes", nodes=2, limit=1)),
         ({"max_ranks": 3}, (0, 1, 2), None),
-        ({"max_ranks": 3}, (0, 1, 2, 3), "4 ranks would be affected at once, more than max_ranks 3"),
+        ({"max_ranks": 3}, (0, 1, 2, 3), Reason("max_ranks", ranks=4, limit=3)),
         ({"max_ranks": 3}, (0, 0, 0, 0), None),
         ({"min_healthy": "50%"}, (0, 1, 2, 3), None),
-        ({"min_healthy": "50%"}, (0, 1, 2, 3, 4), "3 of 8 ranks would be healthy, less than min_healthy 0.5"),
+        ({"min_healthy": "50%"}, (0, 1, 2, 3, 4), Reason("min_healthy", healthy=3, ranks=8, limit=0.5)),
         ({"min_healthy": 1}, (), None),
-        ({"min_healthy": 1}, (0,), "7 of 8 ranks would be healthy, less than min_healthy 1"),
+        ({"min_healthy": 1}, (0,), Reason("min_healthy", healthy=7, ranks=8, limit=1.0)),
     ],
 )
 def test_what_is_beyond_is_said(limits, affected, violation):

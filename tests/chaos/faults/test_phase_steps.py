@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos.faults import phase_steps
-from chaos.faults.phase_steps import PhaseSteps, Steps, on_other_ranks, ranks_text
+from chaos import step_ranges
+from chaos.faults.phase_steps import PhaseSteps
 from chaos.in_process.agent import STEADY_STEPS
 from chaos.in_process.protocol import Came
+from chaos.step_ranges import Steps, on_other_ranks, ranks_text
 
 pytestmark = pytest.mark.unit
 
@@ -43,7 +44,7 @@ def test_how_it_reads(steps, text):
 
 
 def test_a_long_run_takes_bounded_memory_and_keeps_its_first_and_last_steps(monkeypatch):
-    monkeypatch.setattr(phase_steps, "MAX_INTERVALS", 10)
+    monkeypatch.setattr(step_ranges, "MAX_INTERVALS", 10)
     steps = Steps((step, step) for step in range(20, 20_001, 20))
     assert len(steps.intervals) == 10
     assert str(steps) == "steps 20, 40, 60 and others, up to 20000"

@@ -13,6 +13,7 @@ from chaos.in_process.snapshot_agent import SnapshotAgent
 from chaos.injection.agent_sessions import AgentSessions
 from harness.control.control_server import ControlServer
 from mecefo_runtime.job.state_source import Share, Version
+from mecefo_runtime.snapshots.refusal import Refusal
 
 pytestmark = pytest.mark.unit
 
@@ -27,7 +28,8 @@ class Kept:
         return None
 
     def why_refused(self, version, unit, share):
-        return None if (version, unit, share) == (Version(6, "first"), "head", Share(1, 2)) else "it is not here"
+        is_here = (version, unit, share) == (Version(6, "first"), "head", Share(1, 2))
+        return None if is_here else Refusal("not_held", "it is not here")
 
 
 class Listener(AgentSessions):
@@ -81,8 +83,8 @@ def test_it_is_held_while_it_encodes_and_answers_meanwhile():
         assert listener.held.empty(), "nobody wants it there"
         thread = announcing(agent, 6)
         assert await listener.held.get() == At(6, "encode")
-        assert await listener.ask(3, PART, WANTED) == {"refused": None}
-        assert await listener.ask(3, PART, WANTED | {"step": 5}) == {"refused": "it is not here"}
+        assert await listener.ask(3, PART, WANTED) == {"refused": None, "code": None}
+        assert await listener.ask(3, PART, WANTED | {"step": 5}) == {"refused": "it is not here", "code": "not_held"}
         assert thread.is_alive()
         listener.session.send(Release(()))
         await asyncio.to_thread(thread.join)

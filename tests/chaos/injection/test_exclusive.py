@@ -9,6 +9,7 @@ from chaos.injection.exclusive import Exclusive
 from chaos.language.target import ResolvedTarget
 from chaos.language.trigger import Trigger
 from chaos.plan.incident import Incident
+from mecefo_runtime.system.reason import Reason
 
 pytestmark = pytest.mark.unit
 
@@ -30,10 +31,7 @@ def test_the_second_on_a_rank_is_refused_with_the_first_named(briefly):
     exclusive = Exclusive()
     exclusive.begin(incident(0, ranks=(2, 3), nodes=(1,)), RUNNING)
     why = asyncio.run(exclusive.why_taken(incident(1, ranks=(3,)), RUNNING))
-    assert why == (
-        "incident 0 (pause-process) is still active on rank 3, and only one fault at a time can change whether a "
-        "process runs"
-    )
+    assert why == Reason("exclusive", incident=0, fault="pause-process", where="rank 3", what=RUNNING)
 
 
 @pytest.mark.parametrize(

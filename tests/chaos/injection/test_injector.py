@@ -22,6 +22,7 @@ from chaos.undo.ledger import Ledger, read_ledger
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.reason import Reason
 
 pytestmark = pytest.mark.unit
 
@@ -268,7 +269,7 @@ def test_whoever_is_not_at_the_trigger_is_let_through(tmp_path, rank, step, phas
     stage = Stage(tmp_path)
     stage.play(lambda: stage.arrive(rank, step, phase))
     assert stage.trace == [f"release {rank}", "unverified"]
-    assert "never fired" in stage.fields("unverified")["reason"]
+    assert stage.fields("unverified")["why"]["code"] == "never_fired"
     assert "rank=2" in stage.fields("unverified")["reason"]
 
 
@@ -455,12 +456,15 @@ def test_all_are_undone_when_one_breaks_down(tmp_path):
     assert read_ledger(stage.path).pending == ()
 
 
+LIMIT = Reason("max_ranks", ranks=2, limit=1)
+
+
 def test_beyond_the_caps_nothing_is_done(tmp_path):
     asked = []
 
     def may_fire(affected, firing):
         asked.append((affected, firing.incident))
-        return "1 rank is enough" if affected else None
+        return LIMIT if affected else None
 
     loss, other = incident(0, ranks=(1,), is_loss=True), incident(1, ranks=(2,), trigger=Trigger(step=6))
     stage = Stage(tmp_path, loss, other, incident(2, ranks=(3,), trigger=Trigger(step=9)), may_fire=may_fire)
@@ -479,17 +483,19 @@ def test_beyond_the_caps_nothing_is_done(tmp_path):
     with stage.ledger:
         asyncio.run(asyncio.wait_for(run(), 10.0))
     assert asked == [(frozenset(), 0), (frozenset({1}), 1), (frozenset(), 2)], "a loss counts until its rank is back"
-    assert stage.fields("unverified") == {"incident": 1, "reason": "not fired: 1 rank is enough"}
+    told = stage.fields("unverified")
+    assert told["why"] == {"code": "not_allowed", "why": LIMIT.to_dict()}
+    assert told["reason"] == "not fired: 2 ranks would be affected at once, more than max_ranks 1"
     assert stage.trace.count("apply") == 2
     assert {json.loads(line)["incident"] for line in stage.path.read_text().splitlines()} == {0, 2}
 
 
 def test_what_chance_put_beyond_the_caps_is_left_out(tmp_path):
     drawn = replace(incident(), may_be_left_out=True)
-    stage = Stage(tmp_path, drawn, may_fire=lambda affected, firing: "1 rank is enough")
+    stage = Stage(tmp_path, drawn, may_fire=lambda affected, firing: LIMIT)
     stage.play(lambda: stage.arrive(2))
     assert stage.trace == ["held", "not_due", "release 2", "released"]
-    assert stage.fields("not_due") == {"incident": 0, "reason": "1 rank is enough"}
+    assert stage.fields("not_due")["why"] == LIMIT.to_dict()
 
 
 def test_a_fault_that_breaks_down_is_undone_and_lets_go(tmp_path):

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from harness.judging.summarize import summarize
+from mecefo_runtime.system.reason import Reason
 from tests.harness.summaries import summarized
 from tests.harness.synthetic import Fault, run, shifted
 
@@ -132,10 +134,13 @@ def test_steps_without_an_update_are_a_caveat():
 
 def test_what_chance_planned_and_did_not_fire_is_a_caveat_where_the_job_came_to_it():
     due = next(event for event in run() if event.kind == "released")
-    reasons = ["rank=2 was not in the job when the job reached step=5", "the job ended before step=700"]
-    events = [replace(due, kind="not_due", fields={"incident": n, "reason": why}) for n, why in enumerate(reasons, 7)]
-    found = [caveat for caveat in summarized([*run(), *events])["caveats"] if "not injected" in caveat]
-    assert found == ["Incident 7 was planned and not injected: rank=2 was not in the job when the job reached step=5."]
+    absent = Reason("rank_absent", target="rank=2", trigger="step=5")
+    reasons = [absent, Reason("job_ended_before", trigger="step=700")]
+    events = [
+        replace(due, kind="not_due", fields={"incident": n, "why": why.to_dict()}) for n, why in enumerate(reasons, 7)
+    ]
+    found = [one for one in summarize([*run(), *events]).caveat_codes if one.code == "not_fired"]
+    assert found == [Reason("not_fired", incident=7, why=absent)]
 
 
 def test_what_was_never_seen_is_not_said_to_have_a_repair():

@@ -12,7 +12,7 @@ from mecefo_chaos.studies.papers.mecefo.emulated import with_events
 from mecefo_chaos.studies.papers.mecefo.forecasted import Forecasted
 from mecefo_chaos.studies.papers.mecefo.results import Result, Results
 from mecefo_chaos.studies.papers.mecefo.setting import DEFAULT, METHODS, SPEED, Cell
-from mecefo_chaos.studies.papers.rules import MIN_RUNS, Measured, at_most, within
+from mecefo_chaos.studies.papers.rules import BETTER, MIN_RUNS, UNDECIDED, Measured, at_most, within
 from mecefo_chaos.studies.papers.verdicts import Verdict
 
 # Drops that are no further apart are the same.
@@ -117,7 +117,7 @@ def drop_verdict(figure: Measured | None, claimed: float) -> Verdict:
     """Whether a drop is MeCeFO's: with its whole range at most `TOLERANCE` above; better where it is as far below."""
     verdict = at_most(figure, claimed + TOLERANCE)
     is_better = figure is not None and figure.greatest < claimed - TOLERANCE
-    return "better than the paper" if verdict == "reproduced" and is_better else verdict
+    return BETTER if verdict == "reproduced" and is_better else verdict
 
 
 def model_verdict(figure: Measured | None, claimed: float) -> Verdict:
@@ -130,13 +130,13 @@ def _reason(cell: Cell, figure: Measured | None, paper: Throughput, verdict: Ver
         return "neither forecast nor emulated"
     if not figure.has_range:
         return f"{figure.n} of {MIN_RUNS} runs"
-    if verdict == "cannot be decided here":
+    if verdict == UNDECIDED:
         return "only a part of the range agrees with the paper"
     if METHODS[cell.method].claimed_by != "MeCeFO":
         return "our model of that system's idea under a synchronous step, not the system"
     if verdict == "reproduced":
         return "the whole range is at most one point above the paper's"
-    return _why(cell, is_less=verdict == "better than the paper")
+    return _why(cell, is_less=verdict == BETTER)
 
 
 def _why(cell: Cell, *, is_less: bool) -> str:

@@ -10,7 +10,6 @@ import pytest
 
 from chaos.experiment.command_job import CommandConfig
 from chaos.host.run_processes import RUN_VARIABLE
-from harness.analysis.command.unseen import unseen_words
 from harness.backends.command.backend import LocalCommand
 from harness.control.control_server import ControlServer
 from mecefo_runtime.system.events import Emitter, Event
@@ -94,7 +93,7 @@ def test_attempts_that_die_before_a_step_are_told_with_their_ends(tmp_path):
     assert {parent for (parent,) in found.of("process_started", "parent_pid")} == {os.getpid()}
     # None of them is a rank that a fault could affect.
     assert found.run.rank_processes((0, 1)) == ()
-    assert found.run.violation_about_start() == unseen_words("no_step")
+    assert found.run.why_unseen() == "no_step"
 
 
 def test_a_rank_that_greeted_and_trains_is_told_once(tmp_path):
@@ -140,7 +139,7 @@ def test_who_is_none_of_its_ranks(tmp_path, changed):
         await ranks.start(0, 1, code=1, **changed)
 
     found = tell(tmp_path, story)
-    assert found.told == [] and found.run.violation_about_start() == unseen_words("no_agent")
+    assert found.told == [] and found.run.why_unseen() == "no_agent"
 
 
 def test_replica_groups_are_told_by_their_agents_alone(tmp_path):

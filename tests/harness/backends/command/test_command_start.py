@@ -9,7 +9,7 @@ from torch.distributed.run import get_args_parser
 
 from chaos.experiment.command_job import CommandConfig
 from harness.backends.command.run import deciding_end
-from harness.backends.command.start import NOT_STARTED, SITE_FOLDER, node_environment, with_site
+from harness.backends.command.start import NOT_FOUND, SITE_FOLDER, node_environment, with_site
 from harness.backends.docker.command import job_logs
 
 pytestmark = pytest.mark.unit
@@ -57,11 +57,11 @@ def test_our_agent_comes_before_what_is_on_the_path_already():
         ({"words": ["sh", "-c", "echo $PWD $A ${PYTHONPATH##*/}; exit 3"]}, (3, "{folder} b site\n", "")),
         (
             {"words": ["no-such-program"]},
-            (NOT_STARTED, "", "'no-such-program' cannot be started in the container: No s"),
+            (NOT_FOUND, "", "'no-such-program' cannot be started in the container: No s"),
         ),
         (
             {"words": ["sh"], "folder": "/no/such"},
-            (NOT_STARTED, "", "cannot be started in the container: No such file"),
+            (NOT_FOUND, "", "cannot be started in the container: No such file"),
         ),
     ],
 )

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.backends.command.start import NOT_FOUND
 from harness.backends.docker.hints import hint
 
 pytestmark = pytest.mark.unit
@@ -19,21 +20,24 @@ FOLDER = Path("/home/me/training")
         ),
         ("OSError: [Errno 30] Read-only file system: '/etc/own'", "may write only to /home/me/training and /tmp"),
         ("FileNotFoundError: [Errno 2] No such file or directory: '/data/x'", "sees only /home/me/training"),
-        ("chaos: the command 'x' cannot be started in the container: No such file or directory", "no such program"),
         ("gaierror: [Errno -3] Temporary failure in name resolution", "reaches only the other nodes"),
     ],
 )
 def test_what_is_missed_is_told(tmp_path, text, said):
     (tmp_path / "job.log").write_text("epoch 1 of 3\n" * 10_000 + f"Traceback\n{text}\n")
-    found = hint(tmp_path / "job.log", FOLDER)
+    found = hint(tmp_path / "job.log", FOLDER, 1)
     assert found is not None and said in found
 
 
 @pytest.mark.parametrize("text", ["", "ValueError: loss is nan", "FileNotFoundError: 'checkpoint.pt'"])
 def test_of_all_else_nothing_is_guessed(tmp_path, text):
     (tmp_path / "job.log").write_text(text)
-    assert hint(tmp_path / "job.log", FOLDER) is None
+    assert hint(tmp_path / "job.log", FOLDER, 1) is None
+
+
+def test_a_program_that_is_not_found_is_missing_in_the_image(tmp_path):
+    assert "where its image has no such program" in str(hint(tmp_path / "job.log", FOLDER, NOT_FOUND))
 
 
 def test_where_nothing_was_written_nothing_is_known(tmp_path):
-    assert hint(tmp_path / "job.log", FOLDER) is None
+    assert hint(tmp_path / "job.log", FOLDER, 1) is None
