@@ -38,7 +38,7 @@ TABLES: Mapping[str, tuple[str, Table]] = {
     "Why nothing started a command again": ("`no_restart` of `summary.json`; null where it is not known.", NO_RESTART),
     "Causes": ("What `chaos shrink` compares: two runs fail alike that have one of them in common.", CAUSES),
     "Sets of runs": (
-        "`verdict.reason_codes[]` of `chaos compare --json` and `chaos run --repeat --json`, and `verdict.gates[].why`.",
+        "`verdict.reason_codes[]` and `verdict.gates[].why` of `chaos compare --json` and `chaos run --repeat --json`.",
         SET_REASONS,
     ),
 }

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from harness.backends.docker.examination import why_no_docker
 from harness.backends.docker.image import DEFAULT_IMAGE
+from tests.snapshots import OPTION, Snapshot
 
 # Shows the values in failed assertions of the modules that tests share.
 pytest.register_assert_rewrite("tests.integration.runs")
@@ -36,6 +37,16 @@ TESTS = Path(__file__).parent
 # In the order in which they run: what takes long begins early, so that no worker is alone with it at the end.
 TIERS = ("smoke", "docker", "crash", "external", "integration", "browser", "unit", "nightly")
 DEFAULT_TIERS = "(unit or smoke) and not nightly"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(OPTION, action="store_true", help="Write the expected texts anew (tests/snapshots.py).")
+
+
+@pytest.fixture
+def snapshot(request: pytest.FixtureRequest) -> Snapshot:
+    """The expected texts of the test's module."""
+    return Snapshot(request.path.with_name("snapshots"), is_updated=request.config.getoption(OPTION))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -234,10 +234,10 @@ class Injector:
             is_command=self._context.has_foreign_checkpoints,
         )
         if incident.is_optional or (has_passed(incident.trigger, watch) and incident.may_be_left_out):
-            self._emit("not_due", incident=incident.incident, **legacy_fields(why), **_told(why))
+            self._emit("not_due", incident=incident.incident, **{**_told(why), **legacy_fields(why)})
         else:
             never = Reason("never_fired", why=why)
-            self._emit("unverified", incident=incident.incident, **legacy_fields(why), **_told(never))
+            self._emit("unverified", incident=incident.incident, **{**_told(never), **legacy_fields(why)})
 
     def _fire(self, armed: Armed) -> None:
         if armed.fired is None:
@@ -414,8 +414,8 @@ class Injector:
 
 
 def _told(why: Reason) -> dict[str, Any]:
-    """Fields of an event: the reason with its code, and its sentence."""
-    return {"reason": refusal_text(why), "why": why.to_dict()}
+    """Fields of an event: the reason with its code, its code alone, and its sentence."""
+    return {"code": why.code, "reason": refusal_text(why), "why": why.to_dict()}
 
 
 def _reason_of(error: ChaosError) -> Reason:

@@ -138,7 +138,7 @@ class Verified(OfIncident):
 class Unverified(OfIncident):
     """It was not. `why` is the reason with its code; logs of earlier versions have the sentence alone, `reason`.
 
-    Where the incident never fired, `code` and the fields after it say the same as `why`.
+    `code` is that of `why`, or of its reason where the incident never fired; the fields after it say more of that.
     """
 
     KIND: ClassVar[str] = "unverified"
@@ -222,6 +222,7 @@ class UndoFailed(OfIncident):
 
     reason: str | None = None
     why: Reason | None = None
+    code: str | None = None
 
     @property
     def because(self) -> Reason | None:

@@ -1,12 +1,10 @@
 """summary.json stays what it is: the whole document of several logs, keys in their order, value by value.
 
-A change that is wanted: `WRITE_GOLDEN=1 pytest tests/harness/judging/test_golden_summaries.py`, and look at the diff.
+A change that is wanted: `pytest --update-snapshots`, and look at the diff.
 """
 
 import json
-import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +16,6 @@ from tests.harness.synthetic import Fault, run, shifted
 
 pytestmark = pytest.mark.unit
 
-FOLDER = Path(__file__).with_name("golden")
 GATES = ["throughput_drop <= 30%", "recovery_seconds p95 < 5", "step_seconds p95 during < 1ms", "nonsense"]
 
 
@@ -40,9 +37,5 @@ LOGS: dict[str, Callable[[], list[Event]]] = {
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_a_summary_is_what_it_was(name):
-    found = json.dumps(summarized(LOGS[name]()), indent=1) + "\n"
-    file = FOLDER / f"{name}.json"
-    if os.environ.get("WRITE_GOLDEN"):
-        file.write_text(found)
-    assert found == file.read_text()
+def test_a_summary_is_what_it_was(name, snapshot):
+    snapshot.check(f"{name}.json", json.dumps(summarized(LOGS[name]()), indent=1) + "\n")
