@@ -1,7 +1,7 @@
 """Why an incident did not fire, was refused or could not be verified: each code, and its sentence.
 
 A new reason is a line of a table here, and the place that raises it: `EffectNotSeen(Reason("bits_unchanged", ...))`, of
-`chaos.errors`. A fault of another package may raise one with a text of its own.
+`chaos.errors`. A fault of another package may raise one with its own text.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ NOT_FIRED = Table(
         ),
     }
 )
-"""Why an incident did not fire. What had to fire all the same is `never_fired` or `not_allowed`, with one of these."""
+"""Why an incident did not fire. One that had to fire has `never_fired` or `not_allowed`, with one of these as `why`."""
 
 
 def _never_fired(why: Reason) -> str:

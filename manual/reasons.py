@@ -55,7 +55,7 @@ _HEAD = """\
 # Reasons
 
 Whatever `chaos` says about a run has a code: why a verdict is not a pass, what a caveat is about, why a gate is
-undecided, why a fault did not fire. Programs decide by the code and its fields; the sentence beside it may change with
+undecided, why a fault did not fire. Programs decide by the code and its fields; the sentence may change with
 any version. A code keeps its meaning, and fields are only added.
 
 ```sh

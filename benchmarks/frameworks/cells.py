@@ -35,7 +35,7 @@ EXIT_ENVIRONMENT = 3
 MAX_RECOVERY_DIFFERENCE_SECONDS = 0.1
 # What the columns of a cell, or the words before, say already.
 _SAID_ALREADY = ("passed", GATE_FAILED, GATE_UNDECIDED, LOSS_NOT_FINITE)
-"""Codes of reasons that another figure of the cell tells."""
+"""Codes of reasons that another figure of the cell shows."""
 _OF_REPLICAS = ("replicas_unknown", "replicas_differed", "replicas_compared_early")
 """Codes of caveats that a cell repeats."""
 _REPLICAS_DIFFER = "replicas_differ"

@@ -15,7 +15,7 @@ from mecefo_runtime.system.run_records import JOB_ENDED_BEFORE
 
 
 def legacy_fields(why: Reason) -> dict[str, Any]:
-    """What earlier versions wrote of it beside the sentence, under the same names."""
+    """The fields that earlier versions wrote in addition to the sentence, under the same names."""
     names = {"steps": "phase_steps", "ranks": "phase_ranks", "phases": "phases_seen", "advice": "advice"}
     return {"code": why.code, **{name: why.fields[own] for own, name in names.items() if why.get(own)}}
 

@@ -1,7 +1,7 @@
 """Why a job failed: each code, and its sentence.
 
-What the runtime and a command say of it themselves is the field `text`: it names their own processes, exceptions and
-logs.
+The runtime and the backend of commands write the sentence themselves, in the field `text`: it names processes,
+exceptions and logs.
 """
 
 from __future__ import annotations

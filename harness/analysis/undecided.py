@@ -1,9 +1,9 @@
-"""Why a run cannot tell whether a job recovers from an incident: the codes.
+"""Why it is not known whether a job recovers from an incident: the codes.
 
 `left_in_order`: asked to leave, all ranks ended well after `step`, when a checkpoint of `saved_step` was saved, and
-nobody started them again. Of what was damaged (`what`: a checkpoint or a snapshot): `never_read`, no restart came after
-it; `put_back`, it was whole again by then; `newer_saved`, one of `saved_step` was there by then, which is read in its
-place.
+they were not started again. The others are about a damaged checkpoint or snapshot (`what`): `never_read`, no restart
+came after the damage; `put_back`, it was whole again by then; `newer_saved`, one of `saved_step` was there by then, and
+was read instead.
 """
 
 from __future__ import annotations

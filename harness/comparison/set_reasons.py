@@ -15,7 +15,7 @@ def set_text(reason: Reason) -> str:
 
 
 def median_gate_text(gate: str, why: Reason) -> str:
-    """The answer of a gate on the median; of what is no gate only why it is none."""
+    """The answer of a gate on the median; for an expression that cannot be parsed only the error."""
     return gate_text(why) if why.code == NO_GATE else f"gate '{gate}' {gate_text(why)}"
 
 

@@ -11,7 +11,7 @@ from mecefo_runtime.system.reason import Reason
 
 
 def unplanned_loss(loss: UnplannedLossSummary | UnplannedLoss) -> Reason:
-    """What was lost, which no fault explains."""
+    """A loss that no fault explains."""
     return Reason(
         "unplanned_loss",
         ranks=loss.ranks,

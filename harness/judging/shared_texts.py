@@ -1,6 +1,6 @@
 """Facts that reasons of the verdict, caveats and reports have in common: each code, and its words.
 
-They are no sentences of their own: they stand within others, as `why`, `other` or `loss` of a reason.
+They are parts of other sentences: `why`, `other` or `loss` of a reason.
 """
 
 from __future__ import annotations

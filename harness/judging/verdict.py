@@ -193,7 +193,7 @@ def _failure(
     *,
     is_doubtful: bool,
 ) -> Against:
-    """That the job failed: of a fault, of something else too, by itself, or before it began to train."""
+    """The job failed: because of a fault (or also of something else), without a fault, or before it began to train."""
     common = {
         "failure": failed.because,
         "no_restart": None if timeline is None else timeline.no_restart,
@@ -213,7 +213,7 @@ def _failure(
 
 
 def _launcher_ended_by(state: RunState, failed: JobFailed) -> dict[str, object] | None:
-    """The fault that ended the command's own process, which nobody was to start again; None where none did."""
+    """The fault that ended the command's own process; None where none did."""
     if failed.exit is None or failed.exit >= 0:
         return None
     own = {one.started_pid for one in state.of(ProcessStarted) if one.role == "launcher"} - {None}

@@ -1,4 +1,4 @@
-"""Why a log may not tell all of a run, or not what the run wrote: each code, and its sentence."""
+"""Why a log may be incomplete or changed: each code, and its sentence."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ _KINDS = frozenset({"not_due", "unverified", "job_failed"})
 
 
 def with_code(event: Event) -> Event:
-    """The event as this version writes it: with `why`, the reason with its code, beside its sentence."""
+    """The event as this version writes it: with `why`, the reason and its code, in addition to the sentence."""
     if event.kind not in _KINDS or "why" in event.fields or not isinstance(event.fields.get("reason"), str):
         return event
     return replace(event, fields={**event.fields, "why": _reason(event.kind, event.fields).to_dict()})

@@ -107,8 +107,8 @@ class Table:
     def text(self, reason: Reason) -> str:
         """The sentence: the field `text` where there is one, else by the table.
 
-        Of a code that the table does not have, or with fields that are not its own (a log of another version may have
-        both), it is the code in words.
+        It is the code in words where the table does not have the code, or the fields are not those of the code: a log
+        of another version may have both.
         """
         if isinstance(written := reason.fields.get(TEXT), str):
             return written

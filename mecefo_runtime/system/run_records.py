@@ -153,7 +153,7 @@ class Unverified(OfIncident):
 
     @property
     def because(self) -> Reason | None:
-        """Why; without `why` the sentence, under its code or that of the event. None: nothing is said."""
+        """The reason; without `why` the sentence, with its code or that of the event. None: the event has neither."""
         return self.why or _written(self.code or self.KIND, self.reason)
 
 

@@ -77,10 +77,10 @@ class FailureCause:
 
     @classmethod
     def of(cls, cause: Reason) -> Self:
-        """As a field of another reason has it.
+        """The cause that a field of another reason holds.
 
         Raises:
-            ValueError: it is no such thing.
+            ValueError: it holds something else.
         """
         return cls.from_dict(cause.to_dict())
 
