@@ -25,37 +25,40 @@ def no(events: list[Event], *kinds: str) -> list[Event]:
 
 
 @pytest.mark.parametrize(
-    ("knobs", "verdict"),
+    ("knobs", "verdict", "code"),
     [
-        ({}, "pass"),
-        ({"gates": ["throughput_drop <= 30%", "recovery p95 < 1", "loss_deviation < 2%"]}, "pass"),
-        ({"faults": (Fault(role="coordinator"),)}, "pass"),
-        ({"faults": (Fault(), Fault(node=2, during_regroup=True))}, "pass"),
-        ({"faults": (Fault(repair_steps=None),)}, "pass"),
-        ({"twin": False}, "pass"),
-        ({"gates": [HARD]}, "fail"),
-        ({"main_loss_ratio": 1.05, "gates": ["loss_deviation < 2%"]}, "fail"),
-        ({"faults": (Fault(recovers=False),)}, "fail"),
-        ({"faults": (Fault(recovers=False),), "job_fails": True}, "fail"),
+        ({}, "pass", "passed"),
+        ({"gates": ["throughput_drop <= 30%", "recovery p95 < 1", "loss_deviation < 2%"]}, "pass", "passed"),
+        ({"faults": (Fault(role="coordinator"),)}, "pass", "passed"),
+        ({"faults": (Fault(), Fault(node=2, during_regroup=True))}, "pass", "passed"),
+        ({"faults": (Fault(repair_steps=None),)}, "pass", "passed"),
+        ({"twin": False}, "pass", "passed"),
+        ({"gates": [HARD]}, "fail", "gate_failed"),
+        ({"main_loss_ratio": 1.05, "gates": ["loss_deviation < 2%"]}, "fail", "gate_failed"),
+        ({"faults": (Fault(recovers=False),)}, "fail", "not_recovered"),
+        ({"faults": (Fault(recovers=False),), "job_fails": True}, "fail", "job_died"),
         # A run that was to have none: it says what the job does without.
-        ({"faults": ()}, "pass"),
-        ({"faults": (Fault(fires=False),)}, "inconclusive"),
-        ({"faults": (Fault(verified=False),)}, "inconclusive"),
-        ({"faults": (Fault(step=1),)}, "inconclusive"),
-        ({"twin": False, "gates": ["loss_deviation < 2%"]}, "inconclusive"),
-        ({"gates": ["speed > 1"]}, "inconclusive"),
-        ({"cut_off_after_step": 30}, "inconclusive"),
-        ({"cut_off_after_step": 10}, "inconclusive"),
-        ({"residue": None}, "inconclusive"),
-        ({"ended": "interrupted"}, "halted"),
-        ({"ended": "halted"}, "halted"),
-        ({"ended": "failed"}, "error"),
-        ({"residue": (4711,)}, "dirty"),
-        ({"faults": (Fault(undone=False),)}, "dirty"),
+        ({"faults": ()}, "pass", "passed"),
+        ({"faults": (Fault(fires=False),)}, "inconclusive", "not_injected"),
+        ({"faults": (Fault(verified=False),)}, "inconclusive", "not_verified"),
+        ({"faults": (Fault(step=1),)}, "inconclusive", "no_step_before_fault"),
+        ({"twin": False, "gates": ["loss_deviation < 2%"]}, "inconclusive", "gate_undecided"),
+        ({"gates": ["speed > 1"]}, "inconclusive", "gate_undecided"),
+        ({"cut_off_after_step": 30}, "inconclusive", "audit_missing"),
+        ({"cut_off_after_step": 10}, "inconclusive", "log_cut_off"),
+        ({"residue": None}, "inconclusive", "audit_missing"),
+        ({"ended": "interrupted"}, "halted", "interrupted"),
+        ({"ended": "halted"}, "halted", "halt_condition"),
+        ({"ended": "failed"}, "error", "run_failed"),
+        ({"residue": (4711,)}, "dirty", "processes_left"),
+        ({"faults": (Fault(undone=False),)}, "dirty", "not_undone"),
     ],
 )
-def test_each_ending_has_its_verdict(knobs: dict[str, Any], verdict: str):
-    assert verdict_of(run(**knobs)) == (verdict, EXIT_CODES[verdict])
+def test_each_ending_has_its_verdict(knobs: dict[str, Any], verdict: str, code: str):
+    summary = summarized(run(**knobs))
+    assert (summary["verdict"], summary["exit_code"]) == (verdict, EXIT_CODES[verdict])
+    assert summary["reason_codes"][0]["code"] == code
+    assert summary["reason_codes"][0]["verdict"] == verdict
 
 
 @pytest.mark.parametrize(
@@ -80,9 +83,9 @@ def test_the_exit_codes_are_the_documented_ones():
 
 
 def test_the_reasons_of_the_verdict_come_first():
-    reasons = summarized(run(gates=[HARD], residue=(4711,)))["reasons"]
-    assert "4711" in reasons[0]
-    assert HARD in reasons[1]
+    first, second, *_ = summarized(run(gates=[HARD], residue=(4711,)))["reason_codes"]
+    assert first == {"code": "processes_left", "verdict": "dirty", "processes": [4711]}
+    assert (second["code"], second["gate"], second["verdict"]) == ("gate_failed", HARD, "fail")
 
 
 def test_a_step_that_a_new_membership_skipped_fails():
@@ -91,7 +94,10 @@ def test_a_step_that_a_new_membership_skipped_fails():
     skipped = next(after for one, after in pairwise(steps) if one.fields["epoch"] != after.fields["epoch"])
     summary = summarized([e for e in run() if e != skipped])
     assert summary["verdict"] == "fail"
-    assert "gate 'steps_lost == 0' failed" in summary["reasons"][0]
+    assert (summary["reason_codes"][0]["code"], summary["reason_codes"][0]["gate"]) == (
+        "gate_failed",
+        "steps_lost == 0",
+    )
 
 
 def test_a_sample_that_was_used_twice_fails():
@@ -144,16 +150,16 @@ RANK = {"role": "rank", "rank": 3, "node": 1, "pid": 4712}
 
 
 @pytest.mark.parametrize(
-    ("stopped", "by_fault", "verdict", "said"),
+    ("stopped", "by_fault", "verdict", "other"),
     [
-        ([], [], "fail", "no step"),
-        ([COORDINATOR], [], "inconclusive", "no fault of this run sent had stopped the coordinator"),
-        ([COORDINATOR, RANK], [RANK], "inconclusive", "had stopped the coordinator"),
-        ([RANK], [RANK], "fail", "no step"),
+        ([], [], "fail", None),
+        ([COORDINATOR], [], "inconclusive", "coordinator"),
+        ([COORDINATOR, RANK], [RANK], "inconclusive", "coordinator"),
+        ([RANK], [RANK], "fail", None),
     ],
     ids=["nobody", "by others", "by both", "by the fault"],
 )
-def test_who_stands_still_by_another_hand_does_not_fail_of_the_fault(stopped, by_fault, verdict, said):
+def test_who_stands_still_by_another_hand_does_not_fail_of_the_fault(stopped, by_fault, verdict, other):
     events = [
         shifted(event, processes=by_fault) if event.kind == "injected" else event
         for event in run(faults=(Fault(lasts_steps=100),), ended="failed")
@@ -162,7 +168,9 @@ def test_who_stands_still_by_another_hand_does_not_fail_of_the_fault(stopped, by
     ended = next(event for event in events if event.kind == "job_ended")
     failed = replace(ended, kind="job_failed", fields={"reason": "no step was committed", "stopped": stopped})
     summary = summarized([*events, failed])
-    assert summary["verdict"] == verdict and said in str(summary["reasons"]), summary["reasons"]
+    (died,) = [one for one in summary["reason_codes"] if one["code"] == "job_died"]
+    expected = other and {"code": "stopped_by_signal", "processes": [{"role": other}]}
+    assert (summary["verdict"], died.get("other")) == (verdict, expected)
 
 
 def test_the_loss_of_the_twin_is_not_the_loss_of_the_job():
@@ -187,10 +195,11 @@ def test_a_loss_that_is_no_number_fails_after_a_fault_and_tells_nothing_before()
 
 def test_an_incident_that_never_fired_says_why():
     planned = next(event for event in run() if event.kind == "incidents_planned")
-    reason = replace(planned, kind="unverified", fields={"incident": 0, "reason": "the job ended before step 700"})
-    summary = summarized([*run(faults=(Fault(fires=False),)), reason])
-    assert summary["verdict"] == "inconclusive"
-    assert any("was not injected: the job ended before step 700" in said for said in summary["reasons"])
+    why = {"code": "never_fired", "why": {"code": "job_ended_before", "trigger": "step=700"}}
+    never = replace(planned, kind="unverified", fields={"incident": 0, "why": why})
+    summary = summarized([*run(faults=(Fault(fires=False),)), never])
+    assert summary["verdict"] == "inconclusive" and summary["incidents"][0]["why"] == why
+    assert why in [one["why"] for one in summary["reason_codes"] if one["code"] == "not_injected"]
 
 
 def test_faults_that_chance_planned_and_that_did_not_fire_were_planned():
@@ -215,7 +224,7 @@ def test_a_checker_that_crashes_never_passes(broken: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(f"harness.judging.summarize.{broken}", crash)
     summary = summarized(run())
     assert (summary["verdict"], summary["exit_code"]) == ("inconclusive", 5)
-    assert any("the checker is broken" in reason for reason in summary["reasons"])
+    assert any(one["code"] == "analysis_failed" and "is broken" in one["error"] for one in summary["reason_codes"])
 
 
 def test_fields_that_make_no_sense_never_pass():
