@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, Self
 
 from chaos.refusals import refusal_text
-from mecefo_runtime.system.reason import TEXT, Reason
+from mecefo_runtime.system.reason import SENTENCE, Reason
 
 # Longer ones are cut: an error names the value, it does not repeat the file.
 _MAX_SHOWN_CHARACTERS = 60
@@ -98,7 +98,7 @@ class InjectionError(ChaosError):
     CODE: ClassVar[str] = "refused"
 
     def __init__(self, why: Reason | str = "", *, code: str | None = None) -> None:
-        self.why = why if isinstance(why, Reason) else Reason(code or self.CODE, **{TEXT: why})
+        self.why = why if isinstance(why, Reason) else Reason(code or self.CODE, **{SENTENCE: why})
         super().__init__(refusal_text(self.why))
 
     @property

@@ -25,8 +25,8 @@ TABLES: Mapping[str, tuple[str, Table]] = {
     "Gates": ("`gates[].why`, with the sentence `gates[].reason`; null of a gate that passed.", GATE_REASONS),
     "Incidents": (
         "`incidents[].why`, with the sentence `incidents[].unverified_reason`; `why` of the events `unverified`, "
-        "`not_due` and `undo_failed`. An error that a fault of your own raises with a text alone has the "
-        "code `refused`, `target_not_found`, `not_ours` or `effect_not_seen`, and its sentence is the field `text`.",
+        "`not_due` and `undo_failed`. An error that a fault of your own raises with a text alone has "
+        "the code `refused`, `target_not_found`, `not_ours` or `effect_not_seen`; the text is its field `sentence`.",
         REFUSALS,
     ),
     "Facts within others": (
@@ -68,7 +68,7 @@ jq -r '.incidents[] | select(.verified | not) | .why.code' summary.json
 
 A reason is an object: `code`, and the fields that the tables name in braces. A field without a value is left out. A
 field may be a reason itself. A number that is not finite is the string `nan`, `inf` or `-inf`. A sentence that comes
-from a log without codes, or from a fault of your own, is the field `text`.
+from a log without codes, or from a fault of your own, is the field `sentence`.
 """
 
 

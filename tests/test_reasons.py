@@ -220,7 +220,7 @@ def test_a_sentence_is_made_of_code_and_fields_as_json_has_them():
         (Reason("plain", rank=1), "plain"),
         (Reason("plain", rank=1, seconds="soon"), "plain"),
         (Reason("made", why="nothing"), "made"),
-        (Reason("plain", text="as it was written"), "as it was written"),
+        (Reason("plain", sentence="as it was written"), "as it was written"),
         (Reason("plain", rank=1, seconds=2, later=True, verdict="fail"), "rank 1 ended after 2 s"),
     ],
 )
@@ -240,5 +240,5 @@ def test_an_error_of_a_fault_has_its_reason_or_a_text_with_the_code_of_its_class
     more = known.because("the job was over", "; ")
     assert str(more) == f"{known}; the job was over" and more.why.get("why") == known.why
     assert isinstance(more, EffectNotSeen)
-    assert TargetNotFound("no such disk").why == Reason("target_not_found", text="no such disk")
+    assert TargetNotFound("no such disk").why == Reason("target_not_found", sentence="no such disk")
     assert InjectionError("no", code="own").code == "own"

@@ -422,7 +422,7 @@ def _reason_of(error: ChaosError) -> Reason:
     if isinstance(error, InjectionError):
         return error.why
     code = "undo_failed" if isinstance(error, HealError) else "environment"
-    return Reason(code, text=str(error))
+    return Reason(code, sentence=str(error))
 
 
 def _witnesses(incident: Incident, all_ranks: frozenset[int], context: FaultContext) -> tuple[frozenset[Place], int]:

@@ -1,6 +1,6 @@
 """Why a job failed: each code, and its sentence.
 
-The runtime and the backend of commands write the sentence themselves, in the field `text`: it names processes,
+The runtime and the backend of commands write the sentence themselves, in the field `sentence`: it names processes,
 exceptions and logs.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.analysis.command.unseen import unseen_words
-from mecefo_runtime.system.reason import TEXT, Made, Reason, Table
+from mecefo_runtime.system.reason import SENTENCE, Made, Reason, Table
 
 
 def failure_text(failure: Reason) -> str:
@@ -31,7 +31,7 @@ def _never_began(seconds: float, unseen: str | None = None) -> str:
     return f"in {seconds:.0f} s {'no step was committed' if unseen is None else unseen_words(unseen)}"
 
 
-_WRITTEN = f"{{{TEXT}}}"
+_WRITTEN = f"{{{SENTENCE}}}"
 JOB_FAILURES = Table(
     {
         # The runtime.

@@ -57,7 +57,7 @@ def _single_runs(found: RunSet, summaries: Sequence[Summary]) -> Iterator[Summar
         name = f"{found.name}.run-{run.round}"
         if run.error is not None:
             code = EXIT_CODES[known_outcome(run.verdict)]
-            why = Reason("no_run", text=run.error)
+            why = Reason("no_run", sentence=run.error)
             yield Summary(name=name, verdict=run.verdict, exit_code=code, reasons=(run.error,), reason_codes=(why,))
         else:
             yield replace(_but_gates(next(told), run), name=name)

@@ -253,13 +253,13 @@ def _median_gate(expression: str, answers: Sequence[GateResult]) -> MedianGate:
     values = [answer.value for answer in answers if answer.value is not None]
     unknown = next((answer for answer in answers if answer.value is None), None)
     if unknown is not None:
-        why = unknown.why or (None if unknown.reason is None else Reason("no_value", text=unknown.reason))
+        why = unknown.why or (None if unknown.reason is None else Reason("no_value", sentence=unknown.reason))
         return MedianGate(expression, None, None, Reason("undecided_in_runs", why=why))
     value = float(median(values))
     try:
         gate = Gate.parse(expression)
     except GateError as error:
-        return MedianGate(expression, value, None, Reason(NO_GATE, text=str(error)))
+        return MedianGate(expression, value, None, Reason(NO_GATE, sentence=str(error)))
     passed = OPERATORS[gate.comparison](value, gate.threshold)
     return MedianGate(expression, value, passed, Reason("median", value=value, values=values, passed=passed))
 

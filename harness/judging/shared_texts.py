@@ -111,7 +111,7 @@ def _rank_further(step: int, rank: int = 0) -> str:
 
 
 def _resumed_apart(attempt: int, steps: Sequence[Sequence[object]]) -> str:
-    named = [f"{name_ranks(ranks)} after step {after}" for after, ranks in steps]  # type: ignore[arg-type]
+    named = [f"{name_ranks(ranks)} after step {after}" for ranks, after in steps]  # type: ignore[arg-type]
     return f"In attempt {attempt} the ranks continued from different steps ({', '.join(named)})"
 
 

@@ -190,17 +190,17 @@ def with_code(event: Event) -> Event:
 def _reason(kind: str, fields: Mapping[str, Any]) -> Reason:
     sentence, code = fields["reason"], fields.get("code")
     if kind == "job_failed":
-        return Reason(_of_failure(sentence, fields.get("exit")), text=sentence)
+        return Reason(_of_failure(sentence, fields.get("exit")), sentence=sentence)
     for prefix, outer in ((_NEVER_FIRED, "never_fired"), (_NOT_ALLOWED, "not_allowed")):
         if sentence.startswith(prefix):
             rest = sentence.removeprefix(prefix)
             inner = code if isinstance(code, str) else _code(_NOT_FIRED, rest, "not_due")
-            return Reason(outer, why=Reason(inner, text=rest), text=sentence)
+            return Reason(outer, why=Reason(inner, sentence=rest), sentence=sentence)
     if isinstance(code, str):
-        return Reason(code, text=sentence)
+        return Reason(code, sentence=sentence)
     if kind == "not_due":
-        return Reason(_code(_NOT_FIRED, sentence, kind), text=sentence)
-    return Reason(_code(_REFUSED, sentence, kind), text=sentence)
+        return Reason(_code(_NOT_FIRED, sentence, kind), sentence=sentence)
+    return Reason(_code(_REFUSED, sentence, kind), sentence=sentence)
 
 
 def _of_failure(sentence: str, exit_code: object) -> str:

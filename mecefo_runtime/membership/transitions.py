@@ -372,7 +372,7 @@ class Transitions:
     def _fail(self, code: str, reason: str) -> None:
         """End the job; `code` is one of `harness.analysis.job_failures`."""
         self.failure = reason
-        self._effects.emit("job_failed", reason=reason, why=Reason(code, text=reason).to_dict())
+        self._effects.emit("job_failed", reason=reason, why=Reason(code, sentence=reason).to_dict())
         self._end(Stop(reason))
 
     def _end(self, message: Goodbye | Stop) -> None:

@@ -430,7 +430,7 @@ class JobFailed(Record):
     @property
     def because(self) -> Reason:
         """Why it failed; without a code its sentence, under `job_failed`."""
-        return self.why or Reason(self.KIND, text=self.reason)
+        return self.why or Reason(self.KIND, sentence=self.reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-TEXT = "text"
+SENTENCE = "sentence"
 """The field that holds a sentence as it was written: by a plug-in without a table, or in a log without codes."""
 
 
@@ -105,12 +105,12 @@ class Table:
         return Table({code: self._codes[code] for code in codes})
 
     def text(self, reason: Reason) -> str:
-        """The sentence: the field `text` where there is one, else by the table.
+        """The sentence: the field `sentence` where there is one, else by the table.
 
         It is the code in words where the table does not have the code, or the fields are not those of the code: a log
         of another version may have both.
         """
-        if isinstance(written := reason.fields.get(TEXT), str):
+        if isinstance(written := reason.fields.get(SENTENCE), str):
             return written
         text = self._codes.get(reason.code)
         with suppress(ArithmeticError, AttributeError, LookupError, TypeError, ValueError):

@@ -174,7 +174,7 @@ class NotDue(OfIncident):
     @property
     def because(self) -> Reason:
         """As `Unverified.because`."""
-        return self.why or _written(self.code or self.KIND, self.reason) or Reason(self.KIND, text=str(None))
+        return self.why or _written(self.code or self.KIND, self.reason) or Reason(self.KIND, sentence=str(None))
 
     @property
     def is_after_the_end(self) -> bool:
@@ -186,7 +186,7 @@ JOB_ENDED_BEFORE, CERTAIN_TO_FAIL = "job_ended_before", "certain_to_fail"
 
 
 def _written(code: str, sentence: str | None) -> Reason | None:
-    return None if sentence is None else Reason(code, text=sentence)
+    return None if sentence is None else Reason(code, sentence=sentence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +287,7 @@ class Aborted(Record):
     @property
     def because(self) -> Reason:
         """How the gate failed."""
-        return self.why or _written(CERTAIN_TO_FAIL, self.reason) or Reason(CERTAIN_TO_FAIL, text=str(None))
+        return self.why or _written(CERTAIN_TO_FAIL, self.reason) or Reason(CERTAIN_TO_FAIL, sentence=str(None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

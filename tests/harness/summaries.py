@@ -18,6 +18,9 @@ def summarized(events: Sequence[Event], **how: Any) -> dict[str, Any]:
     read = Summary.from_json(json.loads(json.dumps(raw)))
     assert [verdict_text(one) for one in read.reason_codes] == raw["reasons"]
     assert [caveat_text(one) for one in read.caveat_codes] == raw["caveats"]
+    # What a sentence is where the fields are not those of the code.
+    in_words = {one.code.replace("_", " ") for one in (*read.reason_codes, *read.caveat_codes)}
+    assert not in_words & {*raw["reasons"], *raw["caveats"]}
     assert [None if gate.why is None else gate_text(gate.why) for gate in read.gates] == [
         gate["reason"] for gate in raw["gates"]
     ]

@@ -148,7 +148,7 @@ def test_a_loss_that_is_not_finite_stays_one(where: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(where, fail)
     summary = summarize(events)
     assert (summary.verdict, summary.exit_code) == ("fail", 1)
-    assert "the training loss is not finite from step 41 on" in summary.reasons
+    assert Reason("loss_not_finite", verdict="fail", step=41) in summary.reason_codes
 
 
 def test_a_job_that_died_of_a_fault_has_failed_whatever_else_is_known(monkeypatch: pytest.MonkeyPatch):

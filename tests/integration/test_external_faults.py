@@ -93,7 +93,7 @@ class TestTensors:
     def test_a_loss_that_is_no_number_fails_the_run(self, tmp_path, plain):
         run = run_chaos(tmp_path, "set-nan", "--at", "step=8", command=plain)
         assert run.exit_code == 1
-        assert run.summary["reasons"][0] == "the training loss is not finite from step 9 on"
+        assert run.summary["reason_codes"][0] == {"code": "loss_not_finite", "verdict": "fail", "step": 9}
         losses = {event.step: event.fields["loss"] for event in run.of("step_committed")}
         assert math.isfinite(losses[8]) and math.isnan(losses[9])
         assert run.summary["final_loss"] is None

@@ -42,6 +42,7 @@ class DrainNode(_Kill[NoticeParameters]):
     """Notice to a node's supervisor, time for its ranks to leave the job in order, then SIGKILL to what is left."""
 
     kind: ClassVar[str] = "drain-node"
+    kills: ClassVar[bool] = False
     brief: ClassVar[str] = "notice, then SIGKILL"
     scope: ClassVar[Scope] = "node"
     needs: ClassVar[tuple[str, ...]] = ("own-runtime",)

@@ -450,7 +450,7 @@ class CommandRun(EndingJob, ABC):
             cause = FailureCause(EXITED, rank, exit=code)
         reason = failure_reason(ended, cause, self._logs[node].name, "")
         hint = f". {PIPE}" if is_pipe(self._job.command) else ""
-        why = Reason("no_rank_completed", text=f"{reason}{hint}")
+        why = Reason("no_rank_completed", sentence=f"{reason}{hint}")
         self._emitter.emit("job_failed", **failure_fields(why), exit=0, cause=cause.to_dict())
         return True
 
@@ -461,8 +461,8 @@ class CommandRun(EndingJob, ABC):
     def _fail(self, reason: str, **known: Any) -> None:
         """The job has failed, and nothing else is said of how it ended."""
         if not self._outcome.done():
-            code = "command_killed" if known["exit"] < 0 else "command_failed"
-            self._emitter.emit("job_failed", **failure_fields(Reason(code, text=reason)), **known)
+            code = "command_killed" if (known.get("exit") or 0) < 0 else "command_failed"
+            self._emitter.emit("job_failed", **failure_fields(Reason(code, sentence=reason)), **known)
             self._finish("failed")
 
     async def _tell_exit(self, process: ProcessId) -> None:

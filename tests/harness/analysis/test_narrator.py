@@ -217,18 +217,22 @@ def test_steps_that_go_on_being_rejected_are_told_less_and_less():
 
 
 @pytest.mark.parametrize(
-    ("evidence", "sentence"),
+    ("fault", "evidence", "sentence"),
     [
-        ({"undone": "no thread of them is stopped", "pids": [7], "by": "chaos"}, ": no thread of them is stopped"),
-        ({"undone": "nothing to undo", "processes": 1}, ""),
-        (None, ""),
-        ({"rules": 2}, ": rules: 2"),
+        (
+            "pause-process",
+            {"undone": "no thread of them is stopped", "pids": [7], "by": "chaos"},
+            ": no thread of them is stopped",
+        ),
+        ("gpu-hang", {"undone": "nothing to undo", "processes": 1}, ""),
+        ("pause-process", None, ""),
+        ("pause-process", {"rules": 2}, ": rules: 2"),
     ],
 )
-def test_the_end_of_a_fault_is_told_without_what_is_for_the_log(evidence, sentence):
+def test_the_end_of_a_fault_is_told_without_what_is_for_the_log(fault, evidence, sentence):
     narrator = Narrator()
-    narrator.tell(event("injected", incident=0, fault="pause-process", goes_on=True, target="rank=1"))
-    assert narrator.tell(event("undone", incident=0, evidence=evidence)) == f"pause-process undone{sentence}"
+    narrator.tell(event("injected", incident=0, fault=fault, goes_on=True, target="rank=1"))
+    assert narrator.tell(event("undone", incident=0, evidence=evidence)) == f"{fault} undone{sentence}"
 
 
 def test_what_needs_a_person_says_where_to_look():

@@ -10,6 +10,7 @@ from harness.analysis.throughput import Throughput, _work_within, measure
 from harness.judging.caveats import caveats
 from harness.judging.summarize import summarize
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.reason import Reason
 from tests.harness import synthetic
 from tests.harness.analysis.test_attempts import RESTART, STEP, restarted
 from tests.harness.synthetic import TOKENS_PER_STEP, Fault, run
@@ -158,10 +159,10 @@ def test_too_few_steps_before_the_fault_tell_no_noise():
 
 def test_a_drop_within_the_noise_is_a_caveat():
     quiet = summarize(run(steps=300, faults=(Fault(step=200),), degraded_step_seconds=0.2))
-    assert not any("own noise" in caveat for caveat in quiet.caveats)
+    assert "drop_within_noise" not in {caveat.code for caveat in quiet.caveat_codes}
     assert quiet.throughput_drop_ratio > quiet.throughput_noise_ratio
     none = caveats(replace(quiet, throughput_drop_ratio=-0.01, throughput_noise_ratio=0.02), None, 0)
-    assert any("The drop of -1.0% is within the run's own noise" in caveat for caveat in none)
+    assert Reason("drop_within_noise", drop_ratio=-0.01, noise_ratio=0.02) in none
 
 
 def test_a_run_that_was_stopped_before_a_step_under_the_fault_has_no_drop():

@@ -83,7 +83,7 @@ def told(kind, **fields):
 
 @pytest.mark.parametrize(("code", "sentence"), NOT_FIRED)
 def test_why_an_incident_did_not_fire(code, sentence):
-    assert told("not_due", incident=0, reason=sentence) == {"code": code, "text": sentence}
+    assert told("not_due", incident=0, reason=sentence) == {"code": code, "sentence": sentence}
     never = Reason.from_dict(told("unverified", incident=0, reason=f"never fired: {sentence}"))
     assert (never.code, never.get("why").code, refusal_text(never)) == ("never_fired", code, f"never fired: {sentence}")
     refused = Reason.from_dict(told("unverified", incident=0, reason=f"not fired: {sentence}"))
@@ -92,12 +92,12 @@ def test_why_an_incident_did_not_fire(code, sentence):
 
 @pytest.mark.parametrize(("code", "sentence"), REFUSED)
 def test_why_one_was_not_verified(code, sentence):
-    assert told("unverified", incident=0, reason=sentence) == {"code": code, "text": sentence}
+    assert told("unverified", incident=0, reason=sentence) == {"code": code, "sentence": sentence}
 
 
 @pytest.mark.parametrize(("code", "exit_code", "sentence"), FAILED)
 def test_why_a_job_failed(code, exit_code, sentence):
-    assert told("job_failed", reason=sentence, exit=exit_code) == {"code": code, "text": sentence}
+    assert told("job_failed", reason=sentence, exit=exit_code) == {"code": code, "sentence": sentence}
 
 
 def test_the_code_that_a_log_has_is_kept():
@@ -121,7 +121,7 @@ def test_all_other_events_stay_as_they_are(event):
 def test_a_line_of_a_log_is_translated_as_it_is_read():
     raw = Event("not_due", "x", 0.0, 0.0, 1, fields={"incident": 3, "reason": "the job ended before step=700"})
     record = parse(parse_line(raw.to_json().encode() + b"\n"))
-    assert record.because == Reason("job_ended_before", text="the job ended before step=700")
+    assert record.because == Reason("job_ended_before", sentence="the job ended before step=700")
     assert record.is_after_the_end
 
 

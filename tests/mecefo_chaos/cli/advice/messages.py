@@ -12,6 +12,8 @@ from chaos.experiment.terms import TERMS
 
 ROOT = Path(__file__).parents[4]
 PACKAGES = ("chaos", "harness", "mecefo_runtime", "mecefo_chaos")
+# A field of a template (`mecefo_runtime.system.reason.Table`), escaped.
+_HOLE = re.compile(r"\\\{\w[^{}]*\\\}")
 _OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z_-]*|-p(?= ))")
 # Texts of help, and names by which a message says where a mistake is.
 _NO_ADVICE = ("help", "metavar", "key", "label")
@@ -65,6 +67,9 @@ def _ignored(tree: ast.Module) -> Iterator[int]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             yield id(node.value)
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Made":
+            # The example of a sentence, for the documentation.
+            yield from (id(part) for part in ast.walk(node.args[1]))
         elif isinstance(node, ast.keyword) and node.arg in _NO_ADVICE:
             yield from map(id, ast.walk(node.value))
         elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
@@ -79,7 +84,7 @@ def _message(place: str, parts: list[ast.expr]) -> Message | None:
     for part in parts:
         if isinstance(part, ast.Constant):
             text += str(part.value)
-            pattern += re.escape(str(part.value))
+            pattern += _HOLE.sub(".*?", re.escape(str(part.value)))
             continue
         value = part.value if isinstance(part, ast.FormattedValue) else part
         text += f"{{{ast.unparse(value)}}}"

@@ -585,6 +585,7 @@ EXCEPTIONS = {
     "harness/backends/docker/examination.py": "needs a Docker engine",
     "harness/backends/docker/hints.py": "needs a Docker engine",
     "mecefo_chaos/cli/doctor.py": "says what there is, and advises nothing",
+    "harness/store/sentences.py": "reads sentences of logs, and shows none",
     "systemd-run --user": "the options of systemd-run",
     "--param {": "the name of a place in a command line",
     "torchrun --standalone --nproc-per-node 2 train.py": "an example of the schema",
