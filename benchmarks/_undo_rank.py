@@ -15,7 +15,9 @@ from pathlib import Path
 from chaos.in_process.agent import Agent
 from chaos.language.trigger import PHASES
 from mecefo_runtime.system.dilation import Pacer
-from mecefo_runtime.system.events import Emitter, SocketSink
+from mecefo_runtime.system.emitter import Emitter
+from mecefo_runtime.system.events import SocketSink
+from mecefo_runtime.system.job_records import CheckpointFailed, ProcessExited, StepCommitted
 from mecefo_runtime.system.process import ProcessId, start_child
 from mecefo_runtime.system.wire import encode, parse_address
 
@@ -60,7 +62,7 @@ def _supervise(folder: Path, checkpoints: Path | None) -> int:
     rank = start_child("chaos-rank", folder / "processes.log", lambda: _train(folder, checkpoints))
     _put(folder / _RANK_FILE, [rank.pid, rank.start_ticks])
     code = os.waitstatus_to_exitcode(os.waitpid(rank.pid, 0)[1])
-    _emitter(_invitation(folder), "supervisor").emit("process_exited", exited_pid=rank.pid, exit=code)
+    _emitter(_invitation(folder), "supervisor").emit(ProcessExited(exited_pid=rank.pid, exit=code))
     while True:
         time.sleep(3600.0)
 
@@ -76,7 +78,7 @@ def _train(folder: Path, checkpoints: Path | None) -> int:
         began = time.monotonic()
         for phase in PHASES:
             if phase == "checkpoint":
-                emitter.emit("step_committed", step=step, began_monotonic=began, committed_monotonic=time.monotonic())
+                emitter.emit(StepCommitted(began_monotonic=began, committed_monotonic=time.monotonic()), step=step)
             agent.announce(step, phase)
             if phase in _COMPUTING:
                 with subject.pacer:
@@ -98,7 +100,7 @@ def _save(checkpoints: Path, step: int, emitter: Emitter) -> None:
     try:
         path.write_bytes(b"state")
     except OSError as error:
-        emitter.emit("checkpoint_failed", step=step, reason=error.strerror, was_skipped=False)
+        emitter.emit(CheckpointFailed(reason=str(error.strerror), was_skipped=False), step=step)
     finally:
         path.unlink(missing_ok=True)
 

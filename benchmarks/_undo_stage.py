@@ -39,6 +39,7 @@ from chaos.undo.ledger import Ledger, read_ledger
 from chaos.undo.run_registry import OpenRun
 from harness.control.control_server import ControlServer
 from mecefo_runtime.system.process import ProcessId, start_child
+from mecefo_runtime.system.record import Record
 
 # Between "record written" and "record affected", in the order in which they come; the last is just after.
 POINTS = ("recorded", "applied", "noted", "verified", "lifted", "undone", "struck")
@@ -230,8 +231,8 @@ async def _inject(stage: Stage, kind: str, point: str, has_watchdog: bool, kills
     )
     seen: list[str] = []
 
-    def note(kind: str, **_: Any) -> None:
-        seen.append(kind)
+    def note(record: Record, **_: Any) -> None:
+        seen.append(record.KIND)
 
     injector = Injector([incident], registry(), frozenset({0}), context, sessions, guard.ledger, note)
     _die_at(point, fault, guard if kills_watchdog else None)

@@ -29,7 +29,7 @@ from mecefo_runtime.launch.sinks import connect_sink
 from mecefo_runtime.launch.supervisor import run_supervisor
 from mecefo_runtime.membership.coordinator import run_coordinator
 from mecefo_runtime.model.data import read_corpus
-from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.system.process import ProcessId, die_with_parent, keep_only, set_name, start_child
 from mecefo_runtime.system.wire import LOOPBACK
 

@@ -20,8 +20,11 @@ from chaos.faults.base import OwnedProcess
 from chaos.host.run_files import EVENTS_FILE, LOGS_FOLDER
 from harness.backends.node_job import NodeJob
 from harness.control.recorder import Recorder
-from mecefo_runtime.system.events import MAIN_JOB, Emitter, Event
+from mecefo_runtime.system.emitter import Emitter
+from mecefo_runtime.system.events import MAIN_JOB, Event
+from mecefo_runtime.system.job_records import JobEnded, JobStarted
 from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.run_records import Warned
 
 # Without a committed step for so long a job hangs: more than all its time-outs but that of a collective, which is there
 # for what cannot happen.
@@ -116,13 +119,14 @@ class Driver:
     async def _run_job(self) -> str:
         config = self._plan.job()
         self._emitter.emit(
-            "job_started",
-            num_ranks=config.cluster().num_ranks,
-            nodes=config.nodes,
-            steps=config.steps,
-            tokens_per_step=config.tokens_per_step,
-            samples_per_step=config.samples_per_step,
-            dilation_ratio=config.dilation_ratio,
+            JobStarted(
+                num_ranks=config.cluster().num_ranks,
+                nodes=config.nodes,
+                steps=config.steps,
+                tokens_per_step=config.tokens_per_step,
+                samples_per_step=config.samples_per_step,
+                dilation_ratio=config.dilation_ratio,
+            )
         )
         self._job = job = await self._shared.backend.prepare_job(MAIN_JOB, config, with_agents=False)
         await job.start()
@@ -147,7 +151,7 @@ class Driver:
             ended.cancel()
             for _, owned in self._hung:
                 owned.process.signal(signal.SIGCONT)
-            self._emitter.emit("job_ended", step=self._known.step, outcome="ended" if has_ended else "hung")
+            self._emitter.emit(JobEnded(outcome="ended" if has_ended else "hung"), step=self._known.step)
             await job.stop()
         return outcome
 
@@ -255,7 +259,7 @@ class Driver:
             loss = Loss(blow.name, victim.label, victim.ranks, self._known.step, now)
             self._record.losses.append(loss)
             message = f"struck {victim.label} ({blow.name})"
-            self._emitter.emit("warning", step=loss.step, monotonic_seconds=now, message=message)
+            self._emitter.emit(Warned(message=message), step=loss.step, monotonic_seconds=now)
             everybody += victim.ranks
             if number == signal.SIGSTOP:
                 self._hung += [(now + blow.hang_seconds, owned) for owned in hit]
@@ -357,7 +361,7 @@ class Driver:
         assert self._job is not None
         dead = [rank for rank in self._ranks_of(node) if rank in self._due]
         message = f"ranks {', '.join(map(str, dead))} of node {node} start again"
-        self._emitter.emit("warning", step=self._known.step, message=message)
+        self._emitter.emit(Warned(message=message), step=self._known.step)
         supervisors = [owned for owned in self._job.node_processes((node,)) if owned.role == "supervisor"]
         if not any(supervisor.process.is_running() for supervisor in supervisors):
             self._job.repair_node(node)

@@ -12,7 +12,8 @@ from typing import Self
 from chaos.host.run_files import LOGS_FOLDER
 from harness.backends.local import LocalBackend
 from harness.control.control_server import ControlServer
-from mecefo_runtime.system.events import Emitter, Event
+from mecefo_runtime.system.emitter import Emitter
+from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.process import ProcessId
 from mecefo_runtime.system.wire import new_token
 

@@ -11,7 +11,9 @@ from chaos.external.identity import JOB_VARIABLE, Identity, identify, may_be_ran
 from chaos.external.report import Report
 from chaos.in_process.agent import Agent
 from chaos.in_process.protocol import AGENT_VARIABLE, ASKS_FOR_START
+from mecefo_runtime.system.command_records import EndedWithoutStep
 from mecefo_runtime.system.events import MAIN_JOB
+from mecefo_runtime.system.job_records import RankStarted
 
 
 def connect(environment: Mapping[str, str], identity: Identity) -> tuple[Agent, Report]:
@@ -33,14 +35,14 @@ def connect(environment: Mapping[str, str], identity: Identity) -> tuple[Agent, 
     report = _report(environment, identity)
     # What was seen before a rank is held may be the last of it.
     agent.before_hold = report.flush
-    report.emit("rank_started", world_size=identity.world_size, framework=f"torch {torch.__version__}")
+    report.emit(RankStarted(world_size=identity.world_size, framework=f"torch {torch.__version__}"))
     return agent, report
 
 
 def tell_idleness(environment: Mapping[str, str]) -> None:
     """An optimizer was made here, and the process comes to its end without a step that was seen."""
     if may_be_rank(environment):
-        _report(environment, identify(environment)).emit("ended_without_step", is_compiled=_has_compiled())
+        _report(environment, identify(environment)).emit(EndedWithoutStep(is_compiled=_has_compiled()))
 
 
 def _report(environment: Mapping[str, str], identity: Identity) -> Report:

@@ -29,6 +29,15 @@ from chaos.external.stall_reason import StallReason
 from chaos.external.subject import ExternalSubject
 from chaos.external.torchft import Managers
 from chaos.in_process.agent import Agent
+from mecefo_runtime.system.command_records import (
+    CheckpointBegun,
+    LossNotFinite,
+    RankRaised,
+    StateChecksums,
+    StepsCounted,
+    TrainingEntered,
+)
+from mecefo_runtime.system.job_records import CheckpointFailed, CheckpointWritten, RankFinished
 
 # What can be seen of a script without a line changed. `reduce` cannot: it goes on within `backward`.
 PHASES = ("data", "forward", "backward", "optimizer", "commit", "checkpoint")
@@ -243,16 +252,19 @@ class PhaseTracker:
     def _tell_unsaved(self, step: int, failure: SaveFailure) -> None:
         """Report it, whether the script ends of it or catches it and trains on without that checkpoint."""
         if self._report is not None and step > 0:
-            where = {} if failure.path is None else {"path": str(Path(failure.path).absolute())}
-            self._report.emit("checkpoint_failed", step=step, reason=failure.reason, errno=failure.errno, **where)
+            path = None if failure.path is None else str(Path(failure.path).absolute())
+            self._report.emit(CheckpointFailed(reason=failure.reason, errno=failure.errno, path=path), step=step)
 
     def _tell_checkpoint(
         self, step: int, blocking_seconds: float, writing_seconds: float, saved: list[list[Any]]
     ) -> None:
         """A checkpoint is written, on whatever thread that was."""
-        report, told = self._report, {"blocking_seconds": blocking_seconds, "writing_seconds": writing_seconds}
+        report = self._report
         if report is not None and step > 0:
-            report.emit("checkpoint_written", step=step, saved=saved, **told)
+            written = CheckpointWritten(
+                saved=tuple(map(tuple, saved)), blocking_seconds=blocking_seconds, writing_seconds=writing_seconds
+            )
+            report.emit(written, step=step)
 
     def on_departure(self) -> None:
         """See `Observer`: send what would otherwise be lost."""
@@ -270,12 +282,12 @@ class PhaseTracker:
             raise
 
     def _tell_injected(self, error: Exception) -> None:
-        from chaos.external.uncaught import injected_fields
+        from chaos.external.uncaught import injected
 
-        if (fields := injected_fields(error)) is not None:
-            self.tell_exception(fields)
+        if (raised := injected(error)) is not None:
+            self.tell_exception(raised)
 
-    def tell_exception(self, fields: Mapping[str, Any]) -> bool:
+    def tell_exception(self, raised: RankRaised) -> bool:
         """Tell of an exception that nobody caught, or that chaos raised; returns whether that was possible.
 
         Between two steps it is of the one that is over: saving belongs to that.
@@ -283,7 +295,7 @@ class PhaseTracker:
         if self._report is None:
             return False
         step = self.step if self._num_announced else self.step - 1
-        self._report.emit("rank_raised", step=step or None, last_step=self.step - 1, **fields)
+        self._report.emit(RankRaised(**raised.given(), last_step=self.step - 1), step=step or None)
         return True
 
     def step_ended(self, figures: Mapping[str, float | int], step: int | None) -> None:
@@ -344,7 +356,7 @@ class PhaseTracker:
         if self._loss is not None and self._is_finite and not math.isfinite(self._loss):
             self._is_finite = False
             if not self._identity.leads:
-                self._report.emit("loss_not_finite", step=self.step, loss=str(self._loss))
+                self._report.emit(LossNotFinite(loss=str(self._loss)), step=self.step)
         if not self._num_committed:
             self._tell_count()
         if not self._identity.leads:
@@ -380,7 +392,7 @@ class PhaseTracker:
                 self.step, self._num_announced = step + 1, 0
         if is_first_pass and self._report is not None and found.digest is not None:
             known = self.step - 1 if found.is_first else step
-            self._report.emit("training_entered", step=known, parameters=found.digest)
+            self._report.emit(TrainingEntered(parameters=found.digest), step=known)
 
     def _tell_count(self) -> None:
         """Report how the number of the first step is known."""
@@ -391,12 +403,13 @@ class PhaseTracker:
             told_by = "script"
         counted = self._resumption.counted(self.step, told_by=told_by, is_explicit=self.is_explicit)
         self._report.emit(
-            "steps_counted",
+            StepsCounted(
+                count_kept_by=counted.count_kept_by,
+                resumed_after=counted.resumed_after,
+                optimizer_steps=counted.optimizer_steps,
+                is_optimizer_fresh=counted.is_optimizer_fresh,
+            ),
             step=self.step,
-            count_kept_by=counted.count_kept_by,
-            resumed_after=counted.resumed_after,
-            optimizer_steps=counted.optimizer_steps,
-            is_optimizer_fresh=counted.is_optimizer_fresh,
         )
 
     def _tell_save(self) -> None:
@@ -405,9 +418,8 @@ class PhaseTracker:
             return
         # A script that says itself when a step ends may save before it does.
         is_within = self.is_explicit and self._has_stepped
-        digest = self._resumption.digest_to_save()
-        told = {} if digest is None else {"parameters": digest}
-        self._report.emit("checkpoint_begun", step=self.step if is_within else self.step - 1, **told)
+        begun = CheckpointBegun(parameters=self._resumption.digest_to_save() or "")
+        self._report.emit(begun, step=self.step if is_within else self.step - 1)
 
     # ---- being a rank ----
 
@@ -434,9 +446,9 @@ class PhaseTracker:
         os.environ[RANK_PID] = str(os.getpid())
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
-    def _tell_state(self, step: int, fields: Mapping[str, object]) -> None:
+    def _tell_state(self, step: int, checksums: StateChecksums) -> None:
         if self._report is not None:
-            self._report.emit("state_checksums", step=step, **fields)
+            self._report.emit(checksums, step=step)
 
     def _look_once_more(self) -> None:
         """The training is over, and what it trained may be gone in a moment."""
@@ -481,10 +493,9 @@ class PhaseTracker:
                 self._report.flush()
             else:
                 self._look_once_more()
-                left_out = {"steps_left_out": self._num_left_out}
-                if not self._num_left_out and (passes := self._stall_reason.num_left_out(self._most_backwards)):
-                    left_out["spoilt_passes_left_out"] = passes
-                self._report.emit("rank_finished", step=self.step - 1, **left_out)
+                passes = 0 if self._num_left_out else self._stall_reason.num_left_out(self._most_backwards)
+                finished = RankFinished(steps_left_out=self._num_left_out, spoilt_passes_left_out=passes)
+                self._report.emit(finished, step=self.step - 1)
 
     def stop(self) -> None:
         """Stop following; the script continues."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from chaos.external.subject import ExternalSubject
 from chaos.in_process.values import local_part
+from mecefo_runtime.system.command_records import StateChecksums
 
 # A check takes at most so much of the time between two of them, in the long run.
 COST_RATIO = 0.01
@@ -26,7 +27,7 @@ MAX_NAMED = 16
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-Tell = Callable[[int, Mapping[str, object]], None]
+Tell = Callable[[int, StateChecksums], None]
 
 
 class ReplicaState:
@@ -36,7 +37,7 @@ class ReplicaState:
     """
 
     def __init__(self, subject: ExternalSubject, tell: Tell) -> None:
-        """`tell` gets the step and the fields of `state_checksums`."""
+        """`tell` gets the step and its record."""
         self._subject = subject
         self._tell = tell
         self._interval = 1
@@ -45,7 +46,7 @@ class ReplicaState:
         self._first_seconds = 0.0
         self._first_step = self._last_checked = self._step = 0
         self._loss: float | None = None
-        self._names: list[str] = []
+        self._names: tuple[str, ...] = ()
         self._parameters: list[tuple[str, weakref.ref[Tensor]]] = []
 
     def committed(self, step: int, loss: float | None) -> None:
@@ -92,18 +93,18 @@ class ReplicaState:
         known = {name: tensor for name, tensor in {**parameters, **optimizer}.items() if is_summable(tensor)}
         if not known or len(known) > MAX_TENSORS:
             return
-        names = list(known)
-        told: dict[str, object] = {"sums": "".join(f"{one:08x}" for one in checksums(list(known.values())))}
-        if names != self._names:
-            # Once: they are the same for the whole training, or nearly so.
-            self._names = told["tensors"] = names
-        if loss is not None:
-            told["loss"] = loss
+        names = tuple(known)
+        sums = "".join(f"{one:08x}" for one in checksums(list(known.values())))
         spoilt = count_not_finite({name: known[name] for name in parameters if name in known})
-        told["not_finite_values"] = sum(spoilt.values())
-        if spoilt:
-            told["not_finite"] = dict(list(spoilt.items())[:MAX_NAMED])
-        self._last_checked = step
+        told = StateChecksums(
+            sums=sums,
+            # Once: they are the same for the whole training, or nearly so.
+            tensors=() if names == self._names else names,
+            loss=loss,
+            not_finite_values=sum(spoilt.values()),
+            not_finite=dict(list(spoilt.items())[:MAX_NAMED]),
+        )
+        self._names, self._last_checked = names, step
         self._tell(step, told)
 
 

@@ -12,10 +12,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
 
 from chaos.external.identity import Identity
-from mecefo_runtime.system.events import MAIN_JOB, Emitter, Event
+from mecefo_runtime.system.emitter import Emitter
+from mecefo_runtime.system.events import MAIN_JOB, Event
+from mecefo_runtime.system.record import Record
 from mecefo_runtime.system.wire import Guarded, connect, encode, limit_send_time
 
 CONNECT_TIMEOUT_SECONDS = 10.0
@@ -52,10 +53,10 @@ class Report:
         self._has_lines = threading.Event()
         self._sender: threading.Thread | None = None
 
-    def emit(self, kind: str, step: int | None = None, **fields: Any) -> None:
+    def emit(self, record: Record, step: int | None = None) -> None:
         """Emit an event now."""
         if self._socket is not None:
-            self._emitter.emit(kind, step=step, **fields)
+            self._emitter.emit(record, step=step)
             self.flush()
 
     def step_committed(self, step: int, now_seconds: float, figures: Mapping[str, float | int]) -> None:

@@ -17,6 +17,7 @@ from chaos.external.launch import STARTED
 from chaos.external.report import Report
 from chaos.external.traceback_text import exceptions_in, is_of_script
 from chaos.in_process.protocol import AGENT_VARIABLE
+from mecefo_runtime.system.command_records import RankRaised
 from mecefo_runtime.system.events import MAIN_JOB
 
 _MAX_MESSAGE = 2000
@@ -38,11 +39,11 @@ def tell(error: BaseException) -> None:
     if tracker is None and not os.environ.get("RANK"):
         # A launcher, or a process of the command's that has nothing to do with the training.
         return
-    fields = fields_of(error)
-    if tracker is None or not tracker.tell_exception(fields):
+    raised = record_of(error)
+    if tracker is None or not tracker.tell_exception(raised):
         job = os.environ.get(JOB_VARIABLE) or MAIN_JOB
         report = Report(os.environ[AGENT_VARIABLE], identify(os.environ), job)
-        report.emit("rank_raised", **fields)
+        report.emit(raised)
 
 
 def _is_started_by_rank() -> bool:
@@ -51,37 +52,37 @@ def _is_started_by_rank() -> bool:
     return greeted not in ("", str(os.getpid()))
 
 
-def fields_of(error: BaseException) -> dict[str, Any]:
-    """The fields of `rank_raised`."""
+def record_of(error: BaseException) -> RankRaised:
+    """The event of `error`."""
     name, message = _name_of(error), _message_of(error)
     file, line, is_injected = _place_of(error)
     causes = [*_causes_of(error)]
     # Of many the root is what is asked for.
     causes = causes if len(causes) <= _MAX_CAUSES else [*causes[: _MAX_CAUSES - 1], causes[-1]]
-    return {
-        "exception": name,
-        "message": _cut(message, _MAX_MESSAGE),
-        "failure": kind_of(name, message),
-        "file": file,
-        "line": line,
-        "is_injected": is_injected,
-        "causes": causes,
-    }
+    return RankRaised(
+        exception=name,
+        message=_cut(message, _MAX_MESSAGE),
+        failure=kind_of(name, message),
+        file=file,
+        line=line,
+        is_injected=is_injected,
+        causes=tuple(causes),
+    )
 
 
-def injected_fields(error: BaseException) -> dict[str, Any] | None:
-    """The fields of `rank_raised` while chaos raises `error`: the script's place is where it was called from.
+def injected(error: BaseException) -> RankRaised | None:
+    """The event of `error` while chaos raises it: its place in the script is where chaos was called from.
 
-    None where it does not: the handler of a signal may raise something while a rank is held.
+    None where chaos does not: the handler of a signal may raise something while a rank is held.
     """
-    told = fields_of(error)
-    if not told["is_injected"]:
+    raised = record_of(error)
+    if not raised.is_injected:
         return None
     frame: FrameType | None = sys._getframe()
     while frame is not None and not is_of_script(frame.f_code.co_filename):
         frame = frame.f_back
-    place = (None, None) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-    return {**told, "file": place[0], "line": place[1]}
+    file, line = (None, None) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+    return RankRaised(**{**raised.given(), "file": file, "line": line})
 
 
 def _causes_of(error: BaseException) -> Iterator[dict[str, Any]]:

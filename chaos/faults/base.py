@@ -24,6 +24,7 @@ from chaos.language.target import ResolvedTarget, Scope
 from chaos.language.trigger import Duration
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.record import Record
 
 Fidelity = Literal["real", "shaped", "telemetry"]
 Role = Literal["rank", "supervisor", "snapshots", "container", "data-worker", "coordinator", "launcher"]
@@ -213,10 +214,8 @@ class ConnectionHost(Protocol):
 class Emit(Protocol):
     """Emits an event as the injector."""
 
-    def __call__(
-        self, kind: str, *, step: int | None = None, monotonic_seconds: float | None = None, **fields: Any
-    ) -> object:
-        """See `mecefo_runtime.system.events.Emitter.emit`."""
+    def __call__(self, record: Record, *, step: int | None = None, monotonic_seconds: float | None = None) -> object:
+        """See `mecefo_runtime.system.emitter.Emitter.emit`."""
         ...
 
 

@@ -47,14 +47,14 @@ class Armed:
         return (trigger.step, trigger.phase) == (step, phase)
 
     @property
-    def held_ranks(self) -> list[int]:
+    def held_ranks(self) -> tuple[int, ...]:
         """The ranks that it holds."""
-        return sorted(place for place in self.arrived if isinstance(place, int))
+        return tuple(sorted(place for place in self.arrived if isinstance(place, int)))
 
     @property
-    def held_nodes(self) -> list[int]:
+    def held_nodes(self) -> tuple[int, ...]:
         """The nodes whose snapshot processes it holds."""
-        return sorted(place.node for place in self.arrived if isinstance(place, SnapshotsOf))
+        return tuple(sorted(place.node for place in self.arrived if isinstance(place, SnapshotsOf)))
 
     def release(self) -> None:
         """Release the ranks that it holds."""

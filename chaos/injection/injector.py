@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from chaos.errors import ChaosError, EffectNotSeen, HealError, InjectionError
 from chaos.faults.base import Act, Emit, Fault, FaultContext
@@ -23,7 +23,7 @@ from chaos.injection.agent_sessions import AgentSessions
 from chaos.injection.armed import Armed, last_of
 from chaos.injection.caps import ActiveRanks
 from chaos.injection.exclusive import Exclusive
-from chaos.injection.never_fired import has_passed, legacy_fields, why_never_fired
+from chaos.injection.never_fired import has_passed, unfired, why_never_fired
 from chaos.injection.order import UndoOrder
 from chaos.language.trigger import Duration
 from chaos.plan.incident import Incident
@@ -32,6 +32,22 @@ from chaos.undo.bounds import changed_paths
 from chaos.undo.ledger import Ledger
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.reason import Reason
+from mecefo_runtime.system.run_records import (
+    Held,
+    IncidentsPlanned,
+    Injected,
+    NotDue,
+    Outlasted,
+    Released,
+    UndoFailed,
+    Undone,
+    Unverified,
+    Verified,
+    Warned,
+    WithReason,
+)
+
+R = TypeVar("R", bound=WithReason)
 
 # Ranks of one target may wait for each other in the pipeline: those that have not come to their hold this long after
 # the first one did are waiting for a held one.
@@ -160,8 +176,9 @@ class Injector:
         if not wanted:
             release()
         for armed in wanted:
-            whom = {"held_rank": place} if isinstance(place, int) else {"held_node": place.node}
-            self._emit("held", step=step, incident=armed.incident.incident, phase=phase, **whom)
+            rank, node = (place, None) if isinstance(place, int) else (None, place.node)
+            held = Held(incident=armed.incident.incident, phase=phase, held_rank=rank, held_node=node)
+            self._emit(held, step=step)
             armed.moment = (step, phase)
             armed.arrived[place] = let_go
             if len(armed.arrived) >= armed.quorum:
@@ -203,9 +220,9 @@ class Injector:
                     num_attempts=armed.num_attempts + 1,
                 )
             )
-            again.append(following.to_dict())
+            again.append(following.planned())
         if again:
-            self._emit("incidents_planned", incidents=again)
+            self._emit(IncidentsPlanned(incidents=tuple(again)))
 
     def _fault(self, incident: Incident) -> Fault[Any]:
         kind = self._faults[incident.fault]
@@ -234,10 +251,9 @@ class Injector:
             is_command=self._context.has_foreign_checkpoints,
         )
         if incident.is_optional or (has_passed(incident.trigger, watch) and incident.may_be_left_out):
-            self._emit("not_due", incident=incident.incident, **{**_told(why), **legacy_fields(why)})
+            self._emit(unfired(NotDue, incident.incident, why, why))
         else:
-            never = Reason("never_fired", why=why)
-            self._emit("unverified", incident=incident.incident, **{**_told(never), **legacy_fields(why)})
+            self._emit(unfired(Unverified, incident.incident, why, Reason("never_fired", why=why)))
 
     def _fire(self, armed: Armed) -> None:
         if armed.fired is None:
@@ -257,7 +273,7 @@ class Injector:
             if reason:
                 if incident.may_be_left_out:
                     # As when it was planned: what is affected longer than the plan could know is in its way.
-                    self._emit("not_due", step=step, incident=incident.incident, **_told(reason))
+                    self._emit(_with_reason(NotDue, incident, reason), step=step)
                     return
                 raise InjectionError(Reason("not_allowed", why=reason))
             self._exclusive.begin(incident, fault.exclusive)
@@ -274,7 +290,7 @@ class Injector:
                 await self._order.uncovered(fault, lambda: self._release(armed, step))
                 await self._undo(armed, act, step)
         except ChaosError as error:
-            self._emit("unverified", step=step, incident=incident.incident, **_told(_reason_of(error)))
+            self._emit(_with_reason(Unverified, incident, _reason_of(error)), step=step)
         finally:
             self._affected.end(incident)
             self._exclusive.end(incident)
@@ -285,31 +301,27 @@ class Injector:
         incident, fault = armed.incident, armed.fault
         began = time.monotonic()
         took_effect = await fault.apply(act, self._context)
-        more: dict[str, Any] = {"held_nodes": nodes} if (nodes := armed.held_nodes) else {}
-        if fault.gives_notice:
-            more["gives_notice"] = True
-        if fault.asks_to_leave:
-            more["asks_to_leave"] = True
-        if fault.is_latent:
-            more["is_latent"] = True
         self._emit(
-            "injected",
+            Injected(
+                incident=incident.incident,
+                fault=incident.fault,
+                parameters=dict(incident.parameters),
+                is_loss=incident.is_loss,
+                goes_on=fault.lasts(),
+                gives_notice=fault.gives_notice,
+                asks_to_leave=fault.asks_to_leave,
+                is_latent=fault.is_latent,
+                target=incident.target_text,
+                phase=armed.moment[1] if armed.moment is not None else incident.trigger.phase,
+                ranks=act.ranks,
+                nodes=tuple(sorted(incident.target.nodes)),
+                held_ranks=armed.held_ranks,
+                held_nodes=armed.held_nodes,
+                processes=tuple(owned.to_dict() for owned in act.processes),
+                links=act.links,
+            ),
             step=step,
-            # Not when it was asked for: a link is probed before its rules are added, and programs start for them.
             monotonic_seconds=began if took_effect is None else took_effect,
-            incident=incident.incident,
-            fault=incident.fault,
-            parameters=dict(incident.parameters),
-            is_loss=incident.is_loss,
-            goes_on=fault.lasts(),
-            target=incident.target_text,
-            phase=armed.moment[1] if armed.moment is not None else incident.trigger.phase,
-            ranks=list(act.ranks),
-            nodes=sorted(incident.target.nodes),
-            held_ranks=armed.held_ranks,
-            **more,
-            processes=[owned.to_dict() for owned in act.processes],
-            links=[list(link) for link in act.links],
         )
         self._ledger.applied(incident.incident, incident.fault)
         lifetime = asyncio.create_task(self._lifetime(incident, fault, step))
@@ -320,14 +332,14 @@ class Injector:
             self._release(armed, step)
             if fault.lasts() and lifetime.done() and not self._over.is_set():
                 longer = f"{incident.fault} on {incident.target_text or 'it'} was to last {incident.lifetime}"
-                self._emit("warning", step=step, message=f"{longer}: verifying its effect took longer")
-                self._emit("outlasted", step=step, incident=incident.incident, planned=str(incident.lifetime))
+                self._emit(Warned(message=f"{longer}: verifying its effect took longer"), step=step)
+                self._emit(Outlasted(incident=incident.incident, planned=str(incident.lifetime)), step=step)
             await lifetime
         finally:
             lifetime.cancel()
 
     async def _verify(self, armed: Armed, act: Act, step: int | None, began: float) -> None:
-        more: dict[str, Any] = {}
+        took_effect = None
         try:
             evidence = await self._seen(armed.fault, act)
         except EffectNotSeen as error:
@@ -336,8 +348,9 @@ class Injector:
                 if (why := armed.fault.why_unseen(act, self._context)) is not None:
                     raise error.because(why) from None
                 raise
-            evidence, more = recognised.evidence, {"took_effect_monotonic": recognised.at_seconds}
-        self._emit("verified", step=step, incident=armed.incident.incident, evidence=evidence, **more)
+            evidence, took_effect = recognised.evidence, recognised.at_seconds
+        verified = Verified(incident=armed.incident.incident, evidence=evidence, took_effect_monotonic=took_effect)
+        self._emit(verified, step=step)
 
     async def _seen(self, fault: Fault[Any], act: Act) -> dict[str, Any]:
         verification = asyncio.create_task(fault.verify(act, self._context, fault.verify_timeout_seconds))
@@ -390,10 +403,10 @@ class Injector:
             ended_seconds = await self._lift(fault, act)
             evidence = self._ledger.undo(incident.incident, incident.fault, act.undo_record, fault.undo)
         except ChaosError as error:
-            self._emit("undo_failed", step=step, incident=incident.incident, **_told(_reason_of(error)))
+            self._emit(_with_reason(UndoFailed, incident, _reason_of(error)), step=step)
         else:
-            more = {} if ended_seconds is None else {"ended_monotonic": ended_seconds}
-            self._emit("undone", step=step, incident=incident.incident, evidence=evidence, **more)
+            undone = Undone(incident=incident.incident, evidence=evidence, ended_monotonic=ended_seconds)
+            self._emit(undone, step=step)
 
     async def _lift(self, fault: Fault[Any], act: Act) -> float | None:
         try:
@@ -409,13 +422,12 @@ class Injector:
         if armed.arrived:
             ranks, nodes = armed.held_ranks, armed.held_nodes
             armed.release()
-            more: dict[str, Any] = {"nodes": nodes} if nodes else {}
-            self._emit("released", step=step, incident=armed.incident.incident, ranks=ranks, **more)
+            self._emit(Released(incident=armed.incident.incident, ranks=ranks, nodes=nodes), step=step)
 
 
-def _told(why: Reason) -> dict[str, Any]:
-    """Fields of an event: the reason with its code, its code alone, and its sentence."""
-    return {"code": why.code, "reason": refusal_text(why), "why": why.to_dict()}
+def _with_reason(kind: type[R], incident: Incident, why: Reason) -> R:
+    """The event: the reason with its code, its code alone, and its sentence."""
+    return kind(incident=incident.incident, reason=refusal_text(why), why=why, code=why.code)
 
 
 def _reason_of(error: ChaosError) -> Reason:

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import TypeVar
 
 from chaos.faults.watch import Watch
 from chaos.language.target import WITHOUT_TARGET, Scope
 from chaos.language.trigger import OPEN_PHASES, PHASES, SNAPSHOT_PHASES, Trigger
 from chaos.plan.incident import Incident
+from chaos.refusals import refusal_text
 from chaos.step_ranges import ranks_text
 from mecefo_runtime.system.reason import Reason
-from mecefo_runtime.system.run_records import JOB_ENDED_BEFORE
+from mecefo_runtime.system.run_records import JOB_ENDED_BEFORE, WithoutEffect
+
+R = TypeVar("R", bound=WithoutEffect)
 
 
-def legacy_fields(why: Reason) -> dict[str, Any]:
-    """The fields that earlier versions wrote in addition to the sentence, under the same names."""
-    names = {"steps": "phase_steps", "ranks": "phase_ranks", "phases": "phases_seen", "advice": "advice"}
-    return {"code": why.code, **{name: why.fields[own] for own, name in names.items() if why.get(own)}}
+def unfired(kind: type[R], incident: int, why: Reason, shown: Reason) -> R:
+    """The event of an incident that never fired; `shown` is its reason, which holds `why` or is `why`.
+
+    Earlier versions wrote fields of `why` in addition to the sentence. The event still has them.
+    """
+    return kind(
+        incident=incident,
+        reason=refusal_text(shown),
+        why=shown,
+        code=why.code,
+        phase_steps=tuple((first, last) for first, last in why.get("steps") or ()),
+        phase_ranks=tuple(why.get("ranks") or ()),
+        phases_seen=tuple(why.get("phases") or ()),
+        advice=why.get("advice"),
+    )
 
 
 def why_never_fired(

@@ -10,6 +10,7 @@ from typing import Any
 from chaos.experiment.profile import TimeCompression
 from chaos.language.target import ResolvedTarget
 from chaos.language.trigger import Duration, Trigger
+from mecefo_runtime.system.run_records import PlannedIncident
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,29 +57,33 @@ class Incident:
             said.append(f"with {' '.join(own)}")
         return ", ".join(said)
 
+    def planned(self) -> PlannedIncident:
+        """As the event `incidents_planned` has it."""
+        trigger = self.trigger
+        return PlannedIncident(
+            incident=self.incident,
+            fault=self.fault,
+            parameters=dict(self.parameters),
+            target=self.target_text,
+            ranks=self.target.ranks,
+            nodes=self.target.nodes,
+            links=self.target.links,
+            role=self.target.role,
+            step=trigger.step,
+            phase=trigger.phase if trigger.at_seconds is None else None,
+            at_seconds=trigger.at_seconds,
+            lifetime_steps=self.lifetime.steps if self.lifetime is not None else None,
+            lifetime_seconds=self.lifetime.seconds if self.lifetime is not None else None,
+            repair_steps=self.repair.steps if self.repair is not None else None,
+            repair_seconds=self.repair.seconds if self.repair is not None else None,
+            retrigger=self.retrigger,
+            draw=self.rng_stream,
+            is_optional=self.is_optional,
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values; see `incidents_planned` in docs/reference/events.md."""
-        trigger = self.trigger
-        return {
-            "incident": self.incident,
-            "fault": self.fault,
-            "parameters": dict(self.parameters),
-            "target": self.target_text,
-            "ranks": list(self.target.ranks),
-            "nodes": list(self.target.nodes),
-            "links": [list(link) for link in self.target.links],
-            "role": self.target.role,
-            "step": trigger.step,
-            "phase": trigger.phase if trigger.at_seconds is None else None,
-            "at_seconds": trigger.at_seconds,
-            "lifetime_steps": self.lifetime.steps if self.lifetime is not None else None,
-            "lifetime_seconds": self.lifetime.seconds if self.lifetime is not None else None,
-            "repair_steps": self.repair.steps if self.repair is not None else None,
-            "repair_seconds": self.repair.seconds if self.repair is not None else None,
-            "retrigger": self.retrigger,
-            "draw": self.rng_stream,
-            "is_optional": self.is_optional,
-        }
+        return self.planned().to_dict()
 
 
 def _shown(value: Any) -> str:

@@ -6,9 +6,8 @@ exceptions and logs.
 
 from __future__ import annotations
 
-from typing import Any
-
 from harness.analysis.command.unseen import unseen_words
+from mecefo_runtime.system.job_records import JobFailed
 from mecefo_runtime.system.reason import SENTENCE, Made, Reason, Table
 
 
@@ -17,9 +16,9 @@ def failure_text(failure: Reason) -> str:
     return JOB_FAILURES.text(failure)
 
 
-def failure_fields(failure: Reason) -> dict[str, Any]:
-    """Fields of `job_failed`: the reason with its code, and its sentence."""
-    return {"reason": failure_text(failure), "why": failure.to_dict()}
+def job_failed(failure: Reason) -> JobFailed:
+    """The event: the reason with its code, and its sentence."""
+    return JobFailed(reason=failure_text(failure), why=failure)
 
 
 def _stalled(seconds: float, step: int, is_command: bool = False) -> str:

@@ -16,7 +16,7 @@ from harness.backends.docker.settings import container_spec
 from harness.backends.local import LocalBackend
 from harness.control.control_server import ControlServer
 from harness.network.machine import wants_networks
-from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.emitter import Emitter
 
 # What ranks and the coordinator import when they first need it: seconds, were every one of them to do so.
 CHECKPOINT_MODULES = ("mecefo_runtime.checkpoint.checkpoint", "mecefo_runtime.checkpoint.writer")

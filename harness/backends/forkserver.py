@@ -28,7 +28,7 @@ from mecefo_runtime.launch.sinks import connect_sink
 from mecefo_runtime.membership.coordinator import run_coordinator
 from mecefo_runtime.membership.coordinator_checkpoint import CoordinatorCheckpoint
 from mecefo_runtime.system.address import ReservedAddress
-from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.system.own_network import OwnNetwork
 from mecefo_runtime.system.process import (
     ProcessId,

@@ -27,7 +27,7 @@ from harness.network.plan import HeldNetworks, Networks
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.job.rank_environment import RankEnvironment
-from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.system.process import ProcessId
 
 START_TIMEOUT_SECONDS = 120.0

@@ -19,7 +19,9 @@ from harness.control.control_server import ControlServer
 from mecefo_runtime.comm.messages import StartRank
 from mecefo_runtime.job.config import JOB_FAILED, JobConfig
 from mecefo_runtime.job.rank_environment import RankEnvironment
-from mecefo_runtime.system.events import Emitter, Event
+from mecefo_runtime.system.emitter import Emitter
+from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.job_records import ProcessExited, ProcessStarted
 from mecefo_runtime.system.process import ProcessId
 
 HOOKS = "chaos.agent:install"
@@ -136,11 +138,11 @@ class NodeJob(EndingJob):
         for node, owned in list(self._supervisors.items()):
             if owned.process == process:
                 del self._supervisors[node]
-                self._emit_exit("supervisor", process, code, exited_node=node)
+                self._emit_exit("supervisor", process, code, node)
         for node, owned in list(self._snapshots.items()):
             if owned.process == process:
                 del self._snapshots[node]
-                self._emit_exit("snapshots", process, code, exited_node=node)
+                self._emit_exit("snapshots", process, code, node)
                 supervisor = self._supervisors.get(node)
                 if not self._is_stopping and supervisor is not None and supervisor.process.is_running():
                     self._spawn(self._start_snapshots(node))
@@ -264,14 +266,14 @@ class NodeJob(EndingJob):
         )
         self._starting.discard(node)
         self._supervisors[node] = OwnedProcess("supervisor", process, node=node)
-        self._emit_start("supervisor", process, started_node=node)
+        self._emit_start("supervisor", process, node)
         self._look_whether_over(process)
 
     async def _start_snapshots(self, node: int) -> None:
         command = {"command": "snapshots", "job": self.name, "node": node, "environment": self._environment}
         process = await self._fork(command)
         self._snapshots[node] = OwnedProcess("snapshots", process, node=node)
-        self._emit_start("snapshots", process, started_node=node)
+        self._emit_start("snapshots", process, node)
         self._look_whether_over(process)
 
     def _spawn(self, work: Any) -> None:
@@ -285,10 +287,9 @@ class NodeJob(EndingJob):
         if error is not None:
             self.on_backend_lost(error)
 
-    def _emit_start(self, role: str, process: ProcessId, **fields: Any) -> None:
-        self._emitter.emit(
-            "process_started", role=role, started_pid=process.pid, start_ticks=process.start_ticks, **fields
-        )
+    def _emit_start(self, role: str, process: ProcessId, node: int | None = None) -> None:
+        pid, ticks = process.pid, process.start_ticks
+        self._emitter.emit(ProcessStarted(role=role, started_pid=pid, start_ticks=ticks, started_node=node))
 
-    def _emit_exit(self, role: str, process: ProcessId, code: int, **fields: Any) -> None:
-        self._emitter.emit("process_exited", role=role, exited_pid=process.pid, exit=code, **fields)
+    def _emit_exit(self, role: str, process: ProcessId, code: int, node: int | None = None) -> None:
+        self._emitter.emit(ProcessExited(role=role, exited_pid=process.pid, exit=code, exited_node=node))

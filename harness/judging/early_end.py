@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from math import isfinite
-from typing import Any
 
 from chaos.experiment.gate_spec import AbortingGate, AnyGate
 from harness.analysis.contained import could_not
@@ -19,10 +18,11 @@ from harness.analysis.state import RunState
 from harness.judging.gate_reasons import gate_text
 from harness.judging.gates import Gate, GateError
 from harness.judging.metrics import Metric
-from mecefo_runtime.system.events import MAIN_JOB, Emitter, Event
+from mecefo_runtime.system.emitter import Emitter
+from mecefo_runtime.system.events import MAIN_JOB, Event
 from mecefo_runtime.system.job_records import Detected, JobStarted, StepCommitted, StepUnfit
 from mecefo_runtime.system.reason import Reason
-from mecefo_runtime.system.run_records import CERTAIN_TO_FAIL, Verified
+from mecefo_runtime.system.run_records import CERTAIN_TO_FAIL, Aborted, Verified, Warned
 
 # What was committed in time may still be on its way here.
 ARRIVAL_SECONDS = 0.25
@@ -110,7 +110,7 @@ class EarlyEnd:
         except Exception as error:
             # The run goes on, and its gates are judged at its end.
             self._stop()
-            self._emitter.emit("warning", message=could_not("gates that may end the run", error))
+            self._emitter.emit(Warned(message=could_not("gates that may end the run", error)))
 
     def _look(self, event: Event) -> None:
         for metric, value, incident in self._reached.feed(event):
@@ -162,8 +162,8 @@ class EarlyEnd:
             still_running=is_running or None,
         )
         reason = gate_text(why)
-        fields: dict[str, Any] = {"gate": gate.expression, "value": value, "reason": reason, "incident": incident}
-        self._emitter.emit("aborted", step=step, **fields, why=why.to_dict())
+        aborted = Aborted(gate=gate.expression, value=value, reason=reason, incident=incident, why=why)
+        self._emitter.emit(aborted, step=step)
         self._finish("aborted", f"gate '{gate.expression}' failed: {reason}")
 
     def _stop(self) -> None:

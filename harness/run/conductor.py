@@ -36,14 +36,25 @@ from harness.judging.early_end import EarlyEnd
 from harness.judging.gates import HaltCondition
 from harness.live.live import RunView
 from harness.run.baseline import Baseline
-from harness.run.job_run import JobRun, facts_of
+from harness.run.job_run import JobRun, job_started
 from harness.run.overlaps import Overlaps
 from harness.run.restarts import Restarts
 from harness.run.twin import Twin
 from mecefo_runtime.job.config import JobConfig
-from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Emitter, Event
+from mecefo_runtime.system.emitter import Emitter
+from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
 from mecefo_runtime.system.job_records import JobFailed, Regrouped, Restarting, StepCommitted
-from mecefo_runtime.system.run_records import Injected
+from mecefo_runtime.system.run_records import (
+    Halted,
+    IncidentsPlanned,
+    Injected,
+    Interrupted,
+    Residue,
+    RunEnded,
+    RunStarted,
+    Undone,
+    Warned,
+)
 from mecefo_runtime.system.wire import new_token
 
 # What is active when the job ends is undone before its processes are killed; what only their end lifts takes longer.
@@ -156,19 +167,22 @@ class Conductor:
 
     def _announce(self) -> None:
         self._emitter.emit(
-            "run_started",
-            experiment=self._experiment.model_dump(mode="json"),
-            experiment_hash=experiment_hash(self._experiment),
-            seed=self._experiment.seed,
-            gates=[str(gate) for gate in self._experiment.gates],
-            dilation_ratio=facts_of(self._job)["dilation_ratio"],
-            machine={
-                "cores": len(os.sched_getaffinity(0)),
-                "platform": platform.platform(),
-                "python": platform.python_version(),
-            },
+            RunStarted(
+                experiment=self._experiment.model_dump(mode="json"),
+                experiment_hash=experiment_hash(self._experiment),
+                seed=self._experiment.seed,
+                gates=[str(gate) for gate in self._experiment.gates],
+                dilation_ratio=job_started(self._job).dilation_ratio,
+                machine={
+                    "cores": len(os.sched_getaffinity(0)),
+                    "platform": platform.platform(),
+                    "python": platform.python_version(),
+                },
+            )
         )
-        self._emitter.emit("incidents_planned", incidents=[incident.to_dict() for incident in self._incidents.values()])
+        self._emitter.emit(
+            IncidentsPlanned(incidents=tuple(incident.planned() for incident in self._incidents.values()))
+        )
 
     async def _open(self) -> None:
         has_undo = any(self._faults[incident.fault].has_undo for incident in self._incidents.values())
@@ -252,21 +266,23 @@ class Conductor:
             await job.stop()
         farewell = await self._guard.close(self._faults)
         for undone in farewell.undone:
-            self._emitter.emit("undone", **undone)
+            number, fault, evidence = undone["incident"], undone["fault"], undone["evidence"]
+            self._emitter.emit(Undone(incident=number, fault=fault, evidence=evidence))
         known = [owned for job in self._backend.jobs for owned in job.leftovers()]
         pids = {owned.process.pid for owned in known}
         self._emitter.emit(
-            "residue",
-            processes=[
-                *(owned.to_dict() for owned in known),
-                *(process for process in farewell.processes if process["pid"] not in pids),
-            ],
-            undo_pending=list(farewell.undo_pending),
-            left=list(farewell.left),
+            Residue(
+                processes=(
+                    *(owned.to_dict() for owned in known),
+                    *(process for process in farewell.processes if process["pid"] not in pids),
+                ),
+                undo_pending=tuple(farewell.undo_pending),
+                left=tuple(farewell.left),
+            )
         )
         # This one too: a log with fewer has lost some.
         num_events = self._recorder.num_events + 1
-        self._emitter.emit("run_ended", reason=reason, message=message, num_events=num_events)
+        self._emitter.emit(RunEnded(reason=reason, message=message, num_events=num_events))
         self._recorder.close()
 
     # ---- what happens ----
@@ -308,7 +324,7 @@ class Conductor:
             self._twin.on_main_step()
         for condition in self._halts:
             if condition.check(record):
-                self._emitter.emit("halted", step=step, condition=condition.text)
+                self._emitter.emit(Halted(condition=condition.text), step=step)
                 self._finish("halted", condition.text)
 
     # ---- the end ----
@@ -337,17 +353,17 @@ class Conductor:
 
     def _on_lapse(self, text: str) -> None:
         # What was undone behind the injector's back was not active for as long as it should have been.
-        self._emitter.emit("halted", step=self._main.committed_steps or None, condition=text)
+        self._emitter.emit(Halted(condition=text), step=self._main.committed_steps or None)
         self._finish("halted", text)
 
     def _on_watchdog_lost(self, text: str, is_replaced: bool) -> None:
         next_one = "a new one was started" if is_replaced else "no new one could be started"
-        self._emitter.emit("warning", message=f"{text}; {next_one}")
+        self._emitter.emit(Warned(message=f"{text}; {next_one}"))
         if not is_replaced:
             self._finish("failed", f"{text}, and without a watchdog nothing is injected")
 
     def _on_signal(self, number: signal.Signals) -> None:
-        self._emitter.emit("interrupted", signal=number.name)
+        self._emitter.emit(Interrupted(signal=number.name))
         self._finish("interrupted", number.name)
 
 

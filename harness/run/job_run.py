@@ -6,17 +6,17 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 from chaos.experiment.command_job import CommandConfig, command_text
 from chaos.host.process_table import is_stopped
 from chaos.language.launcher import launcher_of_command
-from harness.analysis.job_failures import failure_fields
+from harness.analysis.job_failures import job_failed
 from harness.analysis.state import RunState
 from harness.backends.base import AnyConfig, Backend, Outcome, RunningJob
 from mecefo_runtime.system.dilation import NO_DILATION
-from mecefo_runtime.system.events import Emitter, Event
-from mecefo_runtime.system.job_records import StepCommitted
+from mecefo_runtime.system.emitter import Emitter
+from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.job_records import JobEnded, JobFailed, JobStarted, StepCommitted
 from mecefo_runtime.system.reason import Reason
 
 # A job that commits nothing for this long, and for this many times its usual step, hangs.
@@ -80,12 +80,11 @@ class JobRun:
 
     def tell_start(self) -> None:
         """Say in the log that it begins."""
-        facts = {**facts_of(self.job), "nodes": self.job.nodes, "steps": self.job.steps}
-        self._emitter.emit("job_started", num_ranks=self.job.cluster().num_ranks, **facts)
+        self._emitter.emit(job_started(self.job))
 
     def tell_end(self, outcome: Outcome) -> None:
         """Say in the log how it ended."""
-        self._emitter.emit("job_ended", outcome=outcome, steps_committed=self.committed_steps)
+        self._emitter.emit(JobEnded(outcome=outcome, steps_committed=self.committed_steps))
 
     def on_event(self, event: Event) -> None:
         """One of its events arrived."""
@@ -108,9 +107,9 @@ class JobRun:
             is_lost = running.cannot_begin() and not self._may_be_repaired()
             if is_lost or loop.time() - self._last_progress_seconds > patience_seconds:
                 why = Reason("all_nodes_gone") if is_lost else self._why_stalled(running, patience_seconds)
-                stopped = [owned.to_dict() for owned in running.leftovers() if is_stopped(owned.process)]
-                step = self.committed_steps or None
-                self._emitter.emit("job_failed", step=step, **failure_fields(why), stopped=stopped)
+                stopped = tuple(owned.to_dict() for owned in running.leftovers() if is_stopped(owned.process))
+                failed = JobFailed(**job_failed(why).given(), stopped=stopped)
+                self._emitter.emit(failed, step=self.committed_steps or None)
                 running.give_up()
                 return
 
@@ -130,23 +129,30 @@ class JobRun:
         return max(STALL_SECONDS, STALL_STEPS * usual_seconds, until_missed_seconds)
 
 
-def facts_of(job: AnyConfig) -> dict[str, Any]:
-    """What of a step is known beforehand; of a command nothing is."""
+def job_started(job: AnyConfig) -> JobStarted:
+    """The event of its start; the sizes of a command's steps are not known then."""
+    num_ranks = job.cluster().num_ranks
     if isinstance(job, CommandConfig):
-        return {
-            "tokens_per_step": None,
-            "samples_per_step": None,
-            "dilation_ratio": NO_DILATION,
-            "runtime": "command",
-            "command": command_text(job.command),
-            "started_in": str(Path.cwd()),
-            "launcher": launcher_of_command(job.command, Path(job.folder) if job.folder else None),
-        }
-    return {
-        "tokens_per_step": job.emulated_tokens(job.tokens_per_step),
-        "samples_per_step": job.samples_per_step,
-        "dilation_ratio": job.dilation_ratio,
-        "emulation": job.to_dict()["emulation"],
-        "snapshots": None if job.snapshots is None else str(job.snapshots),
-        "spares": job.spares,
-    }
+        return JobStarted(
+            num_ranks=num_ranks,
+            nodes=job.nodes,
+            steps=job.steps,
+            tokens_per_step=None,
+            samples_per_step=None,
+            dilation_ratio=NO_DILATION,
+            runtime="command",
+            command=command_text(job.command),
+            started_in=str(Path.cwd()),
+            launcher=launcher_of_command(job.command, Path(job.folder) if job.folder else None),
+        )
+    return JobStarted(
+        num_ranks=num_ranks,
+        nodes=job.nodes,
+        steps=job.steps,
+        tokens_per_step=job.emulated_tokens(job.tokens_per_step),
+        samples_per_step=job.samples_per_step,
+        dilation_ratio=job.dilation_ratio,
+        emulation=job.to_dict()["emulation"],
+        snapshots=None if job.snapshots is None else str(job.snapshots),
+        spares=job.spares,
+    )

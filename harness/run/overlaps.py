@@ -7,7 +7,8 @@ import time
 from contextlib import suppress
 
 from chaos.undo.other_runs import OtherRun, OtherRuns
-from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.emitter import Emitter
+from mecefo_runtime.system.run_records import RunOverlapped, Warned
 
 LOOK_SECONDS = 1.0
 """A run that is there for a shorter time may be missed."""
@@ -50,7 +51,7 @@ class Overlaps:
             # Without it only a caveat may be missing.
             self._others = None
             message = f"other runs on this machine are no longer looked for: {type(error).__name__}: {error}"
-            self._emitter.emit("warning", message=message)
+            self._emitter.emit(Warned(message=message))
 
     def _compare(self) -> None:
         if self._others is None:
@@ -65,10 +66,11 @@ class Overlaps:
 
     def _tell(self, other: OtherRun, began: float, ended: float | None) -> None:
         self._emitter.emit(
-            "run_overlapped",
-            other_run=other.run,
-            folder=None if other.folder is None else str(other.folder),
-            uid=other.uid,
-            began_monotonic=began,
-            ended_monotonic=ended,
+            RunOverlapped(
+                other_run=other.run,
+                folder=None if other.folder is None else str(other.folder),
+                uid=other.uid,
+                began_monotonic=began,
+                ended_monotonic=ended,
+            )
         )

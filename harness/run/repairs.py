@@ -9,7 +9,9 @@ from typing import Any
 from chaos.faults.base import Fault
 from chaos.plan.incident import Incident
 from harness.backends.base import RunningJob
-from mecefo_runtime.system.events import MAIN_JOB, Emitter
+from mecefo_runtime.system.emitter import Emitter
+from mecefo_runtime.system.events import MAIN_JOB
+from mecefo_runtime.system.run_records import RepairStarted
 
 
 class Repairs:
@@ -97,11 +99,7 @@ class Repairs:
         if not nodes and not ranks:
             return
         self._emitter.emit(
-            "repair_started",
-            step=self._last_step,
-            incident=incident.incident,
-            nodes=list(nodes),
-            ranks=list(ranks),
+            RepairStarted(incident=incident.incident, nodes=tuple(nodes), ranks=tuple(ranks)), step=self._last_step
         )
         for node in nodes:
             running.repair_node(node)

@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.backends.node_job import END_POLL_SECONDS
 from harness.run.repairs import Repairs
+from mecefo_runtime.system.job_records import Isolated, RestartStarted
 
 # Ranks are told to end by their coordinator. One that is stopped or hangs does not hear it.
 END_SECONDS = 1.0
@@ -63,10 +64,10 @@ class Restarts(Repairs):
                 for owned in old:
                     owned.process.signal(signal.SIGKILL)
             await asyncio.sleep(END_POLL_SECONDS)
-        self._emitter.emit("isolated")
+        self._emitter.emit(Isolated())
         while self.are_due:
             await asyncio.sleep(END_POLL_SECONDS)
-        self._emitter.emit("restart_started", ranks=list(ranks))
+        self._emitter.emit(RestartStarted(ranks=tuple(ranks)))
         # Until they are in the job, not merely until they run: nobody but us misses one that ends before its hello.
         while True:
             if not self.are_due:

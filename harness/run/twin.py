@@ -10,8 +10,9 @@ from dataclasses import replace
 from chaos.errors import ChaosError
 from harness.run.job_run import JobRun
 from mecefo_runtime.job.config import JobConfig
-from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.system.process import leave_idle_priority
+from mecefo_runtime.system.run_records import Warned
 
 # Idle ranks are silent for as long as others compute. Nobody is lost who is: no fault is meant for them.
 _IDLE_TIMEOUT_SECONDS = 600.0
@@ -53,7 +54,7 @@ class Twin:
         if self._task is not None and self.run is not None and not (self._task.done() or self._may_go_on(self.run)):
             await self._cancel()
             self.run = self._run_of(self._job)
-            self._emitter.emit("warning", message=_STARVED)
+            self._emitter.emit(Warned(message=_STARVED))
             self._task = asyncio.get_running_loop().create_task(self._train(self.run))
         if self.run is None:
             self._begin(self._job)

@@ -14,7 +14,9 @@ from mecefo_runtime.job.share import WHOLE
 from mecefo_runtime.job.state_source import CheckpointSource, Piece
 from mecefo_runtime.model.data import read_corpus
 from mecefo_runtime.state.stored import StoredStateRefused
-from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.emitter import Emitter
+from mecefo_runtime.system.job_records import CheckpointFailed, CheckpointWritten
+from mecefo_runtime.system.run_records import Warned
 
 if TYPE_CHECKING:
     from mecefo_runtime.comm.groups import Groups
@@ -108,15 +110,16 @@ class Saving:
         for result in self._writer.results():
             if result.was_skipped or result.error is not None:
                 why = result.error or "the one before is still being written"
-                self._emitter.emit("checkpoint_failed", step=result.step, reason=why, was_skipped=result.was_skipped)
+                self._emitter.emit(CheckpointFailed(reason=why, was_skipped=result.was_skipped), step=result.step)
                 continue
             self._emitter.emit(
-                "checkpoint_written",
+                CheckpointWritten(
+                    units=tuple(result.units),
+                    num_bytes=result.num_bytes,
+                    blocking_seconds=result.blocking_seconds,
+                    writing_seconds=result.writing_seconds,
+                ),
                 step=result.step,
-                units=list(result.units),
-                num_bytes=result.num_bytes,
-                blocking_seconds=result.blocking_seconds,
-                writing_seconds=result.writing_seconds,
             )
             if is_leader:
                 threading.Thread(target=prune, args=(self._root, self._config.keep), daemon=True).start()
@@ -125,5 +128,5 @@ class Saving:
         """Wait for the save in progress."""
         if not self._writer.close(CLOSE_DEADLINE_SECONDS):
             message = f"a checkpoint was not written within {CLOSE_DEADLINE_SECONDS:.0f} s and is given up"
-            self._emitter.emit("warning", message=message)
+            self._emitter.emit(Warned(message=message))
         self.tell(is_leader=False)

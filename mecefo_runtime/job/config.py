@@ -14,6 +14,7 @@ from mecefo_runtime.job.link import Link, Links
 from mecefo_runtime.job.protection import Protection
 from mecefo_runtime.stacks.rulers import OffsetKind
 from mecefo_runtime.system.devices import DeviceChoice
+from mecefo_runtime.system.job_records import RatingsAgreed
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,14 +337,14 @@ class JobConfig:
         return {name: getattr(self, name) for name in names} | shapes | device
 
     @property
-    def rating_origin(self) -> dict[str, Any] | None:
-        """Where the ratings of this job are from, for its log; None: it has none."""
+    def rating_origin(self) -> RatingsAgreed | None:
+        """What its log says of its ratings before they are known: where they are from; None: it has none."""
         if not self.is_rated:
             return None
         scale = None if self.emulation is None else self.emulation.time_scale
         were_given = self.ratings is not None and self.emulation is None
-        origin = {"rated_as": self.rated_as, "ranks": self.rated_ranks}
-        return {**origin, "were_given": were_given, "time_scale": scale}
+        ranks = tuple(self.rated_ranks)
+        return RatingsAgreed(rated_as=self.rated_as, ranks=ranks, were_given=were_given, time_scale=scale)
 
     @property
     def rated_ranks(self) -> list[int]:

@@ -18,7 +18,9 @@ from mecefo_runtime.comm.messages import NodeLeaving, RankExited, StopNode, Supe
 from mecefo_runtime.job.rank_environment import RankEnvironment
 from mecefo_runtime.launch.notice import NOTICE
 from mecefo_runtime.launch.worker import run_worker
-from mecefo_runtime.system.events import MAIN_JOB, Emitter, Event
+from mecefo_runtime.system.emitter import Emitter
+from mecefo_runtime.system.events import MAIN_JOB, Event
+from mecefo_runtime.system.job_records import ProcessExited, ProcessStarted
 from mecefo_runtime.system.own_network import OwnNetwork
 from mecefo_runtime.system.process import ProcessId, begin_session, keep_only, start_child
 from mecefo_runtime.system.wire import Connection, WireError
@@ -169,12 +171,13 @@ class Supervisor:
         self._running[descriptor] = (rank, attempt, process, last_words)
         self._selector.register(descriptor, selectors.EVENT_READ, lambda: self._on_exit(descriptor))
         self._emitter.emit(
-            "process_started",
-            role="rank",
-            started_rank=rank,
-            rank_attempt=attempt,
-            started_pid=process.pid,
-            start_ticks=process.start_ticks,
+            ProcessStarted(
+                role="rank",
+                started_rank=rank,
+                rank_attempt=attempt,
+                started_pid=process.pid,
+                start_ticks=process.start_ticks,
+            )
         )
 
     def _on_exit(self, descriptor: int) -> bool:
@@ -191,7 +194,7 @@ class Supervisor:
                 # Told again when it is back.
                 self._on_coordinator()
         self._emitter.emit(
-            "process_exited", role="rank", exited_rank=rank, rank_attempt=attempt, exited_pid=process.pid, exit=code
+            ProcessExited(role="rank", exited_rank=rank, rank_attempt=attempt, exited_pid=process.pid, exit=code)
         )
         return True
 

@@ -16,7 +16,7 @@ from mecefo_runtime.job.rank_environment import RankEnvironment
 from mecefo_runtime.launch.sinks import connect_sink
 from mecefo_runtime.system.devices import DeviceError
 from mecefo_runtime.system.dilation import SLICE_SECONDS
-from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.system.process import ask_for_short_slices, leave_out_of_collections
 from mecefo_runtime.training.hooks import Hooks
 from mecefo_runtime.training.rank_setup import Observers, RankIdentity

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from mecefo_runtime.checkpoint.durable import (
     Durable,
@@ -71,7 +71,8 @@ from mecefo_runtime.snapshots.messages import (
     ToSnapshotProcess,
     from_snapshot_process,
 )
-from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.emitter import Emitter
+from mecefo_runtime.system.record import Record
 from mecefo_runtime.system.strangers import BUFFER_BYTES, HELLO_TIMEOUT_SECONDS, Strangers, read_line
 from mecefo_runtime.system.wire import Message, WireError, decode, encode
 
@@ -193,9 +194,9 @@ class Coordinator:
         if writer is not None:
             writer.close()
 
-    def emit(self, kind: str, *, step: int | None = None, **fields: Any) -> None:
+    def emit(self, record: Record, *, step: int | None = None) -> None:
         """Emit an event as the coordinator."""
-        self._emitter.emit(kind, step=step, **fields)
+        self._emitter.emit(record, step=step)
 
     # ---- connections ----
 

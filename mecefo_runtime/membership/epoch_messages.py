@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from mecefo_runtime.comm.messages import Form
-from mecefo_runtime.job.contribution import Completion
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Cluster, configured_layout
 from mecefo_runtime.job.snapshot_interval import Failures
@@ -14,6 +12,7 @@ from mecefo_runtime.membership.member_table import Member
 from mecefo_runtime.prediction.step_time import step_seconds
 from mecefo_runtime.recovery.regroup import RegroupPlan
 from mecefo_runtime.system.devices import choose_way
+from mecefo_runtime.system.job_records import LayoutTold
 
 
 def form_message(
@@ -58,31 +57,29 @@ def form_message(
     )
 
 
-def layout_fields(plan: RegroupPlan, cluster: Cluster, costs: Costs) -> dict[str, Any]:
-    """What the event `layout` says of `plan`."""
-    return {
-        "members": list(plan.members),
-        "layout": plan.layout.to_dict(),
-        "degraded_layers": plan.layout.num_degraded_layers,
-        "projected_layers": plan.layout.num_projected_layers,
-        "projected_saved_ratio": costs.projected_saved_seconds / costs.layer_seconds,
-        "num_transfers": len(plan.transfers),
-        "num_fetched_in_background": sum(shadow.source is not None for shadow in plan.background.shadows),
-        "commit_step": plan.decision.commit.step if plan.decision.commit else None,
-        "resume_step": plan.decision.committed_step + 1,
-        "predicted_step_seconds": step_seconds(plan.layout, costs),
-        "failure_free_step_seconds": step_seconds(configured_layout(cluster), costs),
-        **({} if (shards := plan.layout.assignment) is None else {"stack_depth": shards.depth}),
-        **({} if plan.completion is None else _completion_fields(plan.completion, plan.layout.num_microbatches)),
-    }
-
-
-def _completion_fields(completion: Completion, num_microbatches: int) -> dict[str, Any]:
-    return {
-        "kept_microbatches": completion.num_kept,
-        "shared_out_microbatches": num_microbatches - completion.num_kept,
-        "lost_work_ratio": completion.lost_work_ratio,
-    }
+def layout_event(plan: RegroupPlan, cluster: Cluster, costs: Costs, form: Form) -> LayoutTold:
+    """The event of the new layout; `form` is the message of the same epoch."""
+    shards, completion = plan.layout.assignment, plan.completion
+    return LayoutTold(
+        epoch=form.epoch,
+        reason=form.reason,
+        group_backend=form.device_way,
+        members=plan.members,
+        layout=plan.layout.to_dict(),
+        degraded_layers=plan.layout.num_degraded_layers,
+        projected_layers=plan.layout.num_projected_layers,
+        projected_saved_ratio=costs.projected_saved_seconds / costs.layer_seconds,
+        num_transfers=len(plan.transfers),
+        num_fetched_in_background=sum(shadow.source is not None for shadow in plan.background.shadows),
+        commit_step=plan.decision.commit.step if plan.decision.commit else None,
+        resume_step=form.resume_step,
+        predicted_step_seconds=step_seconds(plan.layout, costs),
+        failure_free_step_seconds=step_seconds(configured_layout(cluster), costs),
+        stack_depth=None if shards is None else shards.depth,
+        kept_microbatches=None if completion is None else completion.num_kept,
+        shared_out_microbatches=None if completion is None else plan.layout.num_microbatches - completion.num_kept,
+        lost_work_ratio=None if completion is None else completion.lost_work_ratio,
+    )
 
 
 def _leader(members: Mapping[int, Member]) -> int:

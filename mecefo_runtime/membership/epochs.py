@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 from mecefo_runtime.comm.messages import Formed, Goodbye, Join, RankReport, Regroup, Stop
 from mecefo_runtime.job.costs import Costs
@@ -25,7 +24,7 @@ from mecefo_runtime.job.state_source import (
     plan_pieces,
 )
 from mecefo_runtime.job.step_report import StepVerdict
-from mecefo_runtime.membership.epoch_messages import form_message, layout_fields
+from mecefo_runtime.membership.epoch_messages import form_message, layout_event
 from mecefo_runtime.membership.member_table import Effects, Member, MemberTable, Stage
 from mecefo_runtime.recovery.commit import Decision, decide, newest_history
 from mecefo_runtime.recovery.kept_snapshots import KeptSnapshots
@@ -34,6 +33,16 @@ from mecefo_runtime.recovery.other_quality import OtherQuality
 from mecefo_runtime.recovery.regroup import RegroupPlan, Rules, Survivors
 from mecefo_runtime.recovery.rungs import totals
 from mecefo_runtime.state.damaged_transfers import DamagedTransfers
+from mecefo_runtime.system.job_records import (
+    CheckpointRestored,
+    Detected,
+    Isolated,
+    RatingsAgreed,
+    Regrouped,
+    Rejoined,
+    SnapshotRestored,
+)
+from mecefo_runtime.system.run_records import Warned
 
 DRAIN = "drain"
 DRAINED = "the node of this rank is drained"
@@ -69,7 +78,7 @@ class Epochs:
         self._regroup_seconds = 0.0
         self._lineage = ""
         self._resume_step = 1
-        self._rejoining: list[int] = []
+        self._rejoining: tuple[int, ...] = ()
         self._num_losses = 0
         self._first_told_seconds: float | None = None
         self.stage = Stage.GATHERING
@@ -194,7 +203,7 @@ class Epochs:
             mecefo_runtime.recovery.regroup.CannotGoOn: no layout is possible, or state is lost for good.
         """
         if self.number and not self.leaving:
-            self._effects.emit("isolated", epoch=self.target)
+            self._effects.emit(Isolated(epoch=self.target))
         survivors = self._look_at_survivors()
         if self.restore_reason is not None:
             # Some may have gone back already, and others not: which step is in flight no longer matters.
@@ -203,7 +212,7 @@ class Epochs:
             decision = decide(survivors.stateful, self._rules.health)
         if decision.judgement is not None and decision.judgement.verdict is not StepVerdict.COMMIT:
             step, reason = decision.committed_step + (decision.commit is None), decision.judgement.reason
-            self._effects.emit("warning", step=step, message=f"judged without a leader: {reason}")
+            self._effects.emit(Warned(message=f"judged without a leader: {reason}"), step=step)
         if self.number and decision.committed_step >= self._steps and self._is_whole(survivors, decision):
             return Goodbye(decision.commit)
         if self.number and has_completed:
@@ -225,18 +234,18 @@ class Epochs:
         leave = plan_leave(self._rules, survivors, decision, self.reason)
         if leave.why_all_stay is not None:
             message = f"ranks {sorted(self.leaving)} are asked to go, and stay: {leave.why_all_stay}"
-            self._effects.emit("warning", message=message)
+            self._effects.emit(Warned(message=message))
             self.leaving.clear()
         # Said before `isolated`: it is what everybody has parked for.
         self.dismiss(leave.dismissed)
         if survivors.leaving and self.number:
-            self._effects.emit("isolated", epoch=self.target)
+            self._effects.emit(Isolated(epoch=self.target))
         return leave.plan
 
     def dismiss(self, ranks: Collection[int]) -> None:
         """Release the leaving `ranks`."""
         if ranks:
-            self._effects.emit("detected", epoch=self.number, lost=sorted(ranks), how=DRAIN)
+            self._effects.emit(Detected(epoch=self.number, lost=tuple(sorted(ranks)), how=DRAIN))
         for rank in sorted(ranks):
             del self._connected[rank]
             self.leaving.discard(rank)
@@ -273,7 +282,7 @@ class Epochs:
     def _tell(self, plan: RegroupPlan, costs: Costs) -> None:
         """Tell everybody the new epoch."""
         self.stage = Stage.FORMING
-        self._rejoining = sorted(set(plan.members) - self.entered) if self.number else []
+        self._rejoining = tuple(sorted(set(plan.members) - self.entered)) if self.number else ()
         self._resume_step = plan.decision.committed_step + 1
         self.members, self.layout = frozenset(plan.members), plan.layout
         self._plan, self.restore_reason = plan, plan.passed_over.get("peer") if plan.returns_to is not None else None
@@ -299,8 +308,7 @@ class Epochs:
             member.formed, member.status, member.epoch = None, "forming", self.target
             self._effects.send(rank, message)
         step = plan.decision.committed_step or None
-        told = {"group_backend": message.device_way, **layout_fields(plan, self._rules.cluster, costs)}
-        self._effects.emit("layout", step=step, epoch=self.target, reason=self.reason, **told)
+        self._effects.emit(layout_event(plan, self._rules.cluster, costs, message), step=step)
         if plan.stored_sources:
             self._tell_restore(plan, plan.decision.committed_step)
 
@@ -325,13 +333,15 @@ class Epochs:
         folders = [source.folder for source in plan.stored_sources if isinstance(source, CheckpointSource)]
         if folders:
             for reason in self._rules.rejected_checkpoints(step):
-                self._effects.emit("warning", message=f"newer checkpoint passed over: {reason}")
-            self._effects.emit("checkpoint_restored", step=step, folder=folders[0])
+                self._effects.emit(Warned(message=f"newer checkpoint passed over: {reason}"))
+            self._effects.emit(CheckpointRestored(folder=folders[0]), step=step)
         else:
             sources = plan.stored_sources
             nodes = {source.node for source in sources if isinstance(source, SnapshotSource)}
             rebuilt = {source.lost_node for source in sources if isinstance(source, ParitySource)}
-            self._effects.emit("snapshot_restored", step=step, nodes=sorted(nodes), rebuilt_nodes=sorted(rebuilt))
+            self._effects.emit(
+                SnapshotRestored(nodes=tuple(sorted(nodes)), rebuilt_nodes=tuple(sorted(rebuilt))), step=step
+            )
 
     def refuse(self, source: Source, error: str) -> None:
         """A member found that `source`, from which the epoch was to start, is damaged or gone."""
@@ -365,35 +375,32 @@ class Epochs:
             # The last step may be over before the last news of its epoch's beginning is here.
             if self._connected[rank].status != "finished":
                 self._connected[rank].status = "training"
-        self._effects.emit(
-            "regrouped",
-            step=self._resume_step - 1 or None,
-            epoch=self.number,
-            reason=self.reason,
-            members=sorted(self.members),
-            group_seconds=max(report.group_seconds for report in reports),
-            transfer_seconds=max(report.transfer_seconds for report in reports),
-            transfer_bytes=max(report.transfer_bytes for report in reports),
-            **self._told_of_state(reports, is_first=is_first),
-        )
+        self._effects.emit(self._regrouped(reports, is_first=is_first), step=self._resume_step - 1 or None)
         if self._rejoining:
-            self._effects.emit("rejoined", step=self._resume_step - 1, epoch=self.number, ranks=self._rejoining)
+            self._effects.emit(Rejoined(epoch=self.number, ranks=self._rejoining), step=self._resume_step - 1)
         self._predict_other_quality()
 
     def _predict_other_quality(self) -> None:
         """Log what another quality would have led to: only now, because planning delays no member that trains."""
-        predicted = self._other_quality.plan(self.members - self.leaving, self._known_costs)
-        if predicted is not None:
-            step = self._resume_step - 1 or None
-            self._effects.emit("other_quality_planned", step=step, epoch=self.number, **predicted)
+        planned = self._other_quality.plan(self.number, self.members - self.leaving, self._known_costs)
+        if planned is not None:
+            self._effects.emit(planned, step=self._resume_step - 1 or None)
 
-    def _told_of_state(self, reports: Sequence[Formed], *, is_first: bool) -> dict[str, Any]:
-        """Where the state came from, for the log; nothing of an epoch in which the job begins."""
+    def _regrouped(self, reports: Sequence[Formed], *, is_first: bool) -> Regrouped:
+        """The event of the new epoch, with the sources of its state unless the job begins with it."""
+        regrouped = Regrouped(
+            epoch=self.number,
+            reason=self.reason,
+            members=tuple(sorted(self.members)),
+            group_seconds=max(report.group_seconds for report in reports),
+            transfer_seconds=max(report.transfer_seconds for report in reports),
+            transfer_bytes=max(report.transfer_bytes for report in reports),
+        )
         plan = self._plan
         if plan is None or (is_first and plan.returns_to is None):
-            return {}
+            return regrouped
         sources = totals(report.received for report in reports)
-        return {"rung": plan.rung, "sources": sources, "passed_over": dict(plan.passed_over)}
+        return Regrouped(**regrouped.given(), rung=plan.rung, sources=sources, passed_over=dict(plan.passed_over))
 
     def _learn_ratings(self, reports: Sequence[Formed], *, is_first: bool) -> None:
         """What the members agreed on on their way in stands for the rest of the job."""
@@ -404,4 +411,5 @@ class Epochs:
             self._known_costs = agreed
             self._connected.agree_on(agreed)
         if is_first:
-            self._effects.emit("ratings", costs=self._known_costs.to_dict(), **self._rules.rating_origin)
+            origin = self._rules.rating_origin.given()
+            self._effects.emit(RatingsAgreed(**origin, costs=self._known_costs.to_dict()))

@@ -6,12 +6,13 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import Enum
 from statistics import median
-from typing import Any, Protocol
+from typing import Protocol
 
 from mecefo_runtime.comm.messages import Formed, FromCoordinator, Hello, RankReport, RankStatus
 from mecefo_runtime.job.costs import Costs, median_costs
 from mecefo_runtime.recovery.commit import lacks_step
 from mecefo_runtime.snapshots.messages import ToSnapshotProcess
+from mecefo_runtime.system.record import Record
 
 
 class Effects(Protocol):
@@ -26,7 +27,7 @@ class Effects(Protocol):
     def hang_up(self, rank: int) -> None:
         """Close the connection of `rank`; `Membership.on_lost` will not be called for it."""
 
-    def emit(self, kind: str, *, step: int | None = None, **fields: Any) -> object:
+    def emit(self, record: Record, *, step: int | None = None) -> object:
         """Emit an event."""
 
 

@@ -17,6 +17,8 @@ from mecefo_runtime.membership.member_table import Effects, Member, Stage
 from mecefo_runtime.membership.reprotection import Reprotection
 from mecefo_runtime.membership.transitions import Transitions
 from mecefo_runtime.recovery.regroup import BALANCE, Rules
+from mecefo_runtime.system.job_records import DrainRequested, RejoinRequested
+from mecefo_runtime.system.run_records import Warned
 
 FORM_RETRY_SECONDS = 0.5
 
@@ -149,7 +151,7 @@ class Membership:
             self._gathering.learn(report)
         elif member.status == "fresh":
             self._transitions.await_neighbours()
-            self._effects.emit("rejoin_requested", ranks=[rank])
+            self._effects.emit(RejoinRequested(ranks=(rank,)))
         elif not self._epochs.belongs(member):
             self._transitions.evict(member)
         elif self.stage in (Stage.PARKING, Stage.JOINING):
@@ -182,10 +184,10 @@ class Membership:
 
     def on_leaving(self, node: int) -> None:
         """`node` will be preempted: its ranks hand over their layers while they can still send their state."""
-        ranks = [rank for rank in self._rules.cluster.ranks_of(node) if rank in self._connected]
+        ranks = tuple(rank for rank in self._rules.cluster.ranks_of(node) if rank in self._connected)
         if not ranks or self.stage is Stage.ENDED:
             return
-        self._effects.emit("drain_requested", epoch=self.epoch, leaving_node=node, ranks=ranks)
+        self._effects.emit(DrainRequested(epoch=self.epoch, leaving_node=node, ranks=ranks))
         self._epochs.leaving.update(ranks)
         self._transitions.let_go()
 
@@ -240,7 +242,7 @@ class Membership:
         wait_seconds = FORM_RETRY_SECONDS if self.stage is Stage.FORMING else 1.5 * self._heartbeat_timeout_seconds
         if trouble.refused is not None:
             self._epochs.refuse(trouble.refused, trouble.error)
-        self._effects.emit("warning", message=f"rank {rank} broke off: {trouble.error}")
+        self._effects.emit(Warned(message=f"rank {rank} broke off: {trouble.error}"))
         self._restart.on_trouble(rank, trouble.error)
         if trouble.damaged:
             self._fetch_elsewhere()
@@ -259,7 +261,7 @@ class Membership:
             if self._rules.evicts_corrupt and source in self._connected:
                 self._send_away(source, why)
             else:
-                self._effects.emit("warning", message=f"{why}: it is asked for none in this regroup")
+                self._effects.emit(Warned(message=f"{why}: it is asked for none in this regroup"))
         if not self._losses:
             self._transitions.regroup("retry")
         self._transitions.proceed()

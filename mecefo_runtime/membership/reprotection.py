@@ -9,13 +9,14 @@ ranks may be restoring from it, and nobody is to compute for anything else. Noth
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from mecefo_runtime.job.protection import standing
 from mecefo_runtime.job.state_source import Version
 from mecefo_runtime.membership.member_table import Effects
 from mecefo_runtime.recovery.kept_snapshots import KeptSnapshots
 from mecefo_runtime.snapshots.messages import Reencode, Settle
+from mecefo_runtime.system.job_records import SnapshotsProtected, SnapshotsUnprotected
+from mecefo_runtime.system.run_records import Warned
 
 # Until it is clear what is lost: with a snapshot process most likely its node goes, and a coordinator that was started
 # again has to be found by all processes that are there.
@@ -66,7 +67,8 @@ class Reprotection:
             return
         if now.lost and self._unprotected_seconds is None:
             self._unprotected_seconds = self._clock()
-            self._tell("snapshots_unprotected", version, nodes=sorted(now.lost), losses_left=now.losses_left)
+            lost = tuple(sorted(now.lost))
+            self._effects.emit(SnapshotsUnprotected(nodes=lost, losses_left=now.losses_left), step=version.step)
         tried = (version, frozenset(nodes))
         if tried != self._tried and len(nodes) > 1 and is_whole(version):
             self._tried = tried
@@ -103,7 +105,7 @@ class Reprotection:
         if reasons:
             node, reason = min(reasons.items())
             message = f"the snapshot of step {order.version.step} stays as protected as it is: node {node}: {reason}"
-            self._effects.emit("warning", message=message)
+            self._effects.emit(Warned(message=message))
             return False
         if have < set(order.processes):
             return True
@@ -118,7 +120,4 @@ class Reprotection:
         began, self._unprotected_seconds = self._unprotected_seconds, None
         if began is not None:
             seconds = self._clock() - began
-            self._tell("snapshots_protected", version, seconds=seconds, is_reencoded=is_reencoded)
-
-    def _tell(self, kind: str, version: Version, **fields: Any) -> None:
-        self._effects.emit(kind, step=version.step, **fields)
+            self._effects.emit(SnapshotsProtected(seconds=seconds, is_reencoded=is_reencoded), step=version.step)

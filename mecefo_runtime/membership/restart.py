@@ -13,6 +13,7 @@ from typing import TypeVar
 from mecefo_runtime.comm.messages import Stop
 from mecefo_runtime.membership.connectivity import Pair
 from mecefo_runtime.membership.member_table import Effects, MemberTable
+from mecefo_runtime.system.job_records import Restarting
 
 What = TypeVar("What", int, Pair)
 
@@ -45,7 +46,7 @@ class Restart:
 
     def begin(self, epoch: int, cut_off: Collection[int]) -> None:
         """End all ranks, whatever they are doing, including those that were `cut_off`."""
-        self._effects.emit("restarting", epoch=epoch, ranks=list(range(self._num_ranks)))
+        self._effects.emit(Restarting(epoch=epoch, ranks=tuple(range(self._num_ranks))))
         for rank in sorted({*self._connected, *cut_off}):
             self.stop(rank)
         self._connected.clear()

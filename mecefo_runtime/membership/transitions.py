@@ -8,7 +8,6 @@ module says in which stage each of them applies.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
 
 from mecefo_runtime.comm.messages import Evicted, Goodbye, Stop
 from mecefo_runtime.job.costs import Costs
@@ -20,7 +19,9 @@ from mecefo_runtime.membership.pending_losses import PendingLosses
 from mecefo_runtime.membership.restart import Restart
 from mecefo_runtime.recovery.commit import RuleBroken
 from mecefo_runtime.recovery.regroup import CannotGoOn, NeedsAllRanks, Rules, newest_said
+from mecefo_runtime.system.job_records import CoordinatorRestarted, Detected, JobFailed
 from mecefo_runtime.system.reason import Reason
+from mecefo_runtime.system.run_records import Warned
 
 # The ranks of a repaired node come up one after another.
 REJOIN_GRACE_SECONDS = 0.5
@@ -160,8 +161,8 @@ class Transitions:
         if rank in self.epochs.members or self.epochs.stage is Stage.GATHERING:
             self.losses.add(rank, how, self._clock())
             self.restart.on_lost(rank, severed)
-            cut: dict[str, Any] = {"cut_links": [list(pair) for pair in severed if rank in pair]} if severed else {}
-            self._effects.emit("detected", epoch=self.epochs.number, lost=[rank], how=how, **cut)
+            cut = tuple(tuple(pair) for pair in severed if rank in pair)
+            self._effects.emit(Detected(epoch=self.epochs.number, lost=(rank,), how=how, cut_links=cut))
 
     def end_early(self, rank: int, attempt: int | None) -> None:
         """A process of `rank` has ended that is not there, while ranks are gathered."""
@@ -200,7 +201,7 @@ class Transitions:
             return True
         self._snapshots_seconds = None
         message = f"{num_missing} nodes have no snapshot process yet: until the next epoch begins they protect nothing"
-        self._effects.emit("warning", message=message)
+        self._effects.emit(Warned(message=message))
         return False
 
     def _act_on(self, outcome: GatheringOutcome) -> None:
@@ -235,14 +236,14 @@ class Transitions:
         assert self.gathering.learned is not None
         self.epochs.resume(self.gathering.learned)
         self._is_successor = True
-        self._effects.emit("coordinator_restarted", epoch=self.epochs.number, members=sorted(self.epochs.members))
+        self._effects.emit(CoordinatorRestarted(epoch=self.epochs.number, members=tuple(sorted(self.epochs.members))))
         for member in list(self.connected.values()):
             if member.status != "fresh" and not self.epochs.belongs(member):
                 self.evict(member)
         survivors = self.epochs.survivors()
         missing = sorted(self.epochs.members - set(survivors))
         for rank in missing:
-            self._effects.emit("detected", epoch=self.epochs.number, lost=[rank], how="heartbeat")
+            self._effects.emit(Detected(epoch=self.epochs.number, lost=(rank,), how="heartbeat"))
         if missing or any(self.connected[rank].has_left for rank in survivors):
             self.regroup("loss" if missing else "retry")
         else:
@@ -257,7 +258,7 @@ class Transitions:
         So we wait for them as whoever is started in our place would, who learns from their hellos where they are.
         """
         nobody = f"nobody of {sorted(self.epochs.members)} is heard of any more"
-        self._effects.emit("warning", message=f"{nobody}: the coordinator may be cut off, and waits")
+        self._effects.emit(Warned(message=f"{nobody}: the coordinator may be cut off, and waits"))
         self.gathering.begin_again(self.epochs.number)
         self.epochs.forget()
         self._is_successor = False
@@ -372,7 +373,7 @@ class Transitions:
     def _fail(self, code: str, reason: str) -> None:
         """End the job; `code` is one of `harness.analysis.job_failures`."""
         self.failure = reason
-        self._effects.emit("job_failed", reason=reason, why=Reason(code, sentence=reason).to_dict())
+        self._effects.emit(JobFailed(reason=reason, why=Reason(code, sentence=reason)))
         self._end(Stop(reason))
 
     def _end(self, message: Goodbye | Stop) -> None:

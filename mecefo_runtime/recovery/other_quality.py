@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mecefo_runtime.job.config import QUALITIES
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout, configured_layout
 from mecefo_runtime.planners import NoLayout, Situation
 from mecefo_runtime.prediction.step_time import step_seconds
 from mecefo_runtime.recovery.regroup import Rules, plan_layout
+from mecefo_runtime.system.job_records import OtherQualityPlanned
 
 
 class OtherQuality:
@@ -22,8 +21,8 @@ class OtherQuality:
         self._rules = rules
         self._layout: Layout | None = None
 
-    def plan(self, alive: frozenset[int], costs: Costs) -> dict[str, Any] | None:
-        """The fields of the event `other_quality_planned` for an epoch of the ranks that are `alive`.
+    def plan(self, epoch: int, alive: frozenset[int], costs: Costs) -> OtherQualityPlanned | None:
+        """What another quality would have led to in `epoch`, which is one of the ranks that are `alive`.
 
         None if the strategy has no quality, if every rank is alive, or if no layout is possible.
         """
@@ -48,10 +47,11 @@ class OtherQuality:
             return None
         if len(alive) == cluster.num_ranks:
             return None
-        return {
-            "quality": quality,
-            "degraded_layers": layout.num_degraded_layers,
-            "projected_layers": layout.num_projected_layers,
-            "predicted_step_seconds": step_seconds(layout, costs),
-            "failure_free_step_seconds": step_seconds(configured_layout(cluster), costs),
-        }
+        return OtherQualityPlanned(
+            epoch=epoch,
+            quality=quality,
+            degraded_layers=layout.num_degraded_layers,
+            projected_layers=layout.num_projected_layers,
+            predicted_step_seconds=step_seconds(layout, costs),
+            failure_free_step_seconds=step_seconds(configured_layout(cluster), costs),
+        )

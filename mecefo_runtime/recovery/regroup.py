@@ -36,6 +36,7 @@ from mecefo_runtime.recovery.rungs import Rung, lowest_rung, passed_over
 from mecefo_runtime.recovery.sharded import plan_shares
 from mecefo_runtime.stacks.placement import Placement
 from mecefo_runtime.state.damaged_transfers import DamagedTransfers
+from mecefo_runtime.system.job_records import RatingsAgreed
 
 BACKGROUND_SHARE = 0.5  # of a step's time, that a rank may spend on state in the background: more would delay the step
 BALANCE = "balance"
@@ -80,7 +81,7 @@ class Rules:
     stops_on_loss: bool = False
     max_fruitless_restarts: int = MAX_FRUITLESS_RESTARTS
     evicts_corrupt: bool = False
-    rating_origin: Mapping[str, Any] | None = None
+    rating_origin: RatingsAgreed | None = None
     has_checkpoints: bool = False
     has_snapshots: bool = False
     protects_snapshots: bool = False

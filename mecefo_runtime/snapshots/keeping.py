@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from mecefo_runtime.checkpoint.saving import Saving, load_pieces
 from mecefo_runtime.comm.groups import Groups
@@ -26,7 +26,9 @@ from mecefo_runtime.state.activity import StateActivity
 from mecefo_runtime.state.model_state import ModelState
 from mecefo_runtime.state.stored import StoredStateRefused
 from mecefo_runtime.state.units import UnitState
-from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.emitter import Emitter
+from mecefo_runtime.system.job_records import SnapshotIntervalChosen
+from mecefo_runtime.system.run_records import Warned
 
 
 class Keeping:
@@ -156,8 +158,14 @@ class Keeping:
             has_changed = self._interval.on_committed(step, snapshot_step, snapshot_costs)
             self._snapshots.every_steps = self._interval.steps
             if has_changed and is_leader:
-                told = {"every_steps": self._interval.steps, "mtbf_seconds": self._interval.mtbf_seconds}
-                self._emitter.emit("snapshot_interval", step=step, **told, **asdict(snapshot_costs))
+                chosen = SnapshotIntervalChosen(
+                    every_steps=self._interval.steps,
+                    stopped_seconds=snapshot_costs.stopped_seconds,
+                    complete_seconds=snapshot_costs.complete_seconds,
+                    step_seconds=snapshot_costs.step_seconds,
+                    mtbf_seconds=self._interval.mtbf_seconds,
+                )
+                self._emitter.emit(chosen, step=step)
         if self._saving is None:
             return
         self._saving.tell(is_leader=is_leader)
@@ -165,7 +173,7 @@ class Keeping:
             self._announce(step, "checkpoint")
             self._saving.save(step, form.layout, state, groups, form.lineage)
         elif self._saving.is_due(step) and is_leader:
-            self._emitter.emit("warning", step=step, message="no checkpoint: the last one is still being written")
+            self._emitter.emit(Warned(message="no checkpoint: the last one is still being written"), step=step)
 
     def close(self) -> None:
         """Finish the saves in progress."""
@@ -175,7 +183,7 @@ class Keeping:
             self._snapshots.close()
 
     def _warn(self, message: str) -> None:
-        self._emitter.emit("warning", message=message)
+        self._emitter.emit(Warned(message=message))
 
 
 def _version_of(form: Form) -> Version:

@@ -153,12 +153,6 @@ class Traffic:
         """How fast state moves where it moves so fast without regard to links."""
         return measured if self.link is None else min(measured, self.link.slowest_bytes_per_second)
 
-    def account(self) -> dict[str, float]:
-        """What the event `rank_finished` says of it; nothing without links of known speed."""
-        if self.link is None:
-            return {}
-        return {"link_seconds": self.link.rated_seconds, "link_waited_seconds": self.link.waited_seconds}
-
     def wait(self, groups: Groups, until_seconds: float, early_seconds: float = 0.0) -> None:
         """Wait until then, or until so much earlier, which counts as waiting, too.
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from mecefo_runtime.comm.groups import Groups
 from mecefo_runtime.job.contribution import Completion
@@ -19,21 +18,24 @@ from mecefo_runtime.step.degraded_layers import DegradedLayers
 from mecefo_runtime.step.health import Judgement
 from mecefo_runtime.step.pipeline import Pipeline
 from mecefo_runtime.step.ratings import Ratings
+from mecefo_runtime.system.job_records import StepCommitted
 
 
 @dataclass(frozen=True, slots=True)
 class StepProgress:
     """Where a rank is in the step-and-commit rule; replaced as a whole, since another thread reports it.
 
-    `committed_step`: the last one applied, with its `totals` and `record`. `ready`: the step whose reduced gradients
+    `committed_step`: the last one applied, with its `totals`. `record`: the event of the last one that was computed
+    here, `record_step`, which is another one where state was restored since. `ready`: the step whose reduced gradients
     this rank holds and has not applied. `history` is what `ready` is judged by.
     """
 
     committed_step: int = 0
     totals: StepTotals | None = None
-    record: dict[str, Any] | None = None
+    record: StepCommitted | None = None
     ready: ReadyStep | None = None
     history: HealthHistory = NO_HISTORY
+    record_step: int = 0
 
 
 @dataclass(slots=True)
@@ -89,5 +91,5 @@ class StepHost(Protocol):
     def on_judged(self, epoch_number: int, step: int, judgement: Judgement) -> None:
         """On the leader: its verdict on a step, before it is sent to the others."""
 
-    def on_applied(self, record: Mapping[str, Any]) -> None:
-        """A step is committed and applied here; `record` is what its event says."""
+    def on_applied(self, step: int, record: StepCommitted) -> None:
+        """A step is committed and applied here; `record` is its event, but for `repeated`."""

@@ -38,6 +38,7 @@ from mecefo_runtime.step.ratings import Ratings
 from mecefo_runtime.step.step_stats import decode_stats, encode_stats
 from mecefo_runtime.system.devices import read_numbers
 from mecefo_runtime.system.dilation import Pacer, Steady
+from mecefo_runtime.system.job_records import StepCommitted
 
 _NUM_RECENT_COMMITS = 5
 
@@ -234,22 +235,21 @@ class Stepper:
     def finish(self, epoch_number: int, step: int, totals: StepTotals) -> None:
         """`step` is applied: it is this rank's last one."""
         stats = totals.stats
-        record = {
-            "step": step,
-            "epoch": epoch_number,
-            "loss": stats.loss_sum / stats.tokens if stats.tokens else None,
-            "tokens": self._job.emulated_tokens(stats.tokens),
-            "samples": stats.samples,
-            "samples_checksum": stats.checksum,
-            "began_monotonic": round(self._began_seconds, 6),
-            "committed_monotonic": round(time.monotonic(), 6),
-            "grad_norm": totals.squared_norm**0.5,
-            "learning_rate": learning_rate(step, self._job),
-            "skipped": totals.verdict is StepVerdict.SKIP,
-        }
+        record = StepCommitted(
+            epoch=epoch_number,
+            loss=stats.loss_sum / stats.tokens if stats.tokens else None,
+            tokens=self._job.emulated_tokens(stats.tokens),
+            samples=stats.samples,
+            samples_checksum=stats.checksum,
+            began_monotonic=round(self._began_seconds, 6),
+            committed_monotonic=round(time.monotonic(), 6),
+            grad_norm=totals.squared_norm**0.5,
+            learning_rate=learning_rate(step, self._job),
+            skipped=totals.verdict is StepVerdict.SKIP,
+        )
         history = after_commit(self._job.health, self.progress.history, totals)
-        self.progress = StepProgress(step, totals, record, None, history)
-        self._host.on_applied(record)
+        self.progress = StepProgress(step, totals, record, None, history, step)
+        self._host.on_applied(step, record)
 
     # ---- the parts of a step ----
 

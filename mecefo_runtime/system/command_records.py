@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
-from mecefo_runtime.system.record import Record
+from mecefo_runtime.system.record import Record, omitted_if
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepsCounted(Record):
+class StepsCounted(Record, kind="steps_counted"):
     """The first step of a rank's start is committed, and `count_kept_by` says who knows its number over all starts.
 
     `script`: it says so itself; `torchft`: its manager; `parameters`: they were bit for bit those that a rank had after
@@ -22,57 +20,42 @@ class StepsCounted(Record):
     keeps none. `is_optimizer_fresh`: its state was empty before the step, and is not after it.
     """
 
-    KIND: ClassVar[str] = "steps_counted"
-
     count_kept_by: str = "nobody"
     resumed_after: int | None = None
     optimizer_steps: int | None = None
     is_optimizer_fresh: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingEntered(Record):
+class TrainingEntered(Record, kind="training_entered"):
     """A rank is about to compute its first step of a start with these `parameters`, a digest of their bits.
 
     `step` is the one after which it had them before; None: it is not known.
     """
 
-    KIND: ClassVar[str] = "training_entered"
-
     parameters: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointBegun(Record):
+class CheckpointBegun(Record, kind="checkpoint_begun"):
     """A rank is about to save something after `step`, with these `parameters`, a digest of their bits."""
 
-    KIND: ClassVar[str] = "checkpoint_begun"
-
-    parameters: str = ""
+    parameters: str = omitted_if("")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobReset(Record):
+class JobReset(Record, kind="job_reset"):
     """The user's reset command put the job back to its beginning, before it was started."""
-
-    KIND: ClassVar[str] = "job_reset"
 
     reset_command: str = ""
     exit: int | None = None
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndedWithoutStep(Record):
+class EndedWithoutStep(Record, kind="ended_without_step"):
     """A process that had made an optimizer came to its end, and no step of a training was seen in it."""
-
-    KIND: ClassVar[str] = "ended_without_step"
 
     is_compiled: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateChecksums(Record):
+class StateChecksums(Record, kind="state_checksums"):
     """What a rank holds after `step`: of each tensor the sum of its bits, 8 hexadecimal digits, in `sums`.
 
     Their names are in `tensors`, in the same order; empty: as in the rank's record before. `loss` is the rank's own.
@@ -80,40 +63,31 @@ class StateChecksums(Record):
     that have any. None: a version that did not look wrote the log.
     """
 
-    KIND: ClassVar[str] = "state_checksums"
-
     sums: str = ""
-    tensors: tuple[str, ...] = ()
-    loss: float | None = None
+    tensors: tuple[str, ...] = omitted_if(())
+    loss: float | None = omitted_if(None)
     not_finite_values: int | None = None
-    not_finite: Mapping[str, int] = field(default_factory=dict)
+    not_finite: Mapping[str, int] = omitted_if({})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrphansEnded(Record):
+class OrphansEnded(Record, kind="orphans_ended"):
     """The command was over, and `chaos` ended what it had left running: of `num_processes` some were those of `ranks`.
 
     A rank that ran in several attempts is one; `pids` are those of its processes.
     """
-
-    KIND: ClassVar[str] = "orphans_ended"
 
     num_processes: int = 0
     ranks: tuple[int, ...] = ()
     pids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossNotFinite(Record):
+class LossNotFinite(Record, kind="loss_not_finite"):
     """For the first time the loss of a rank that tells no steps is not finite."""
-
-    KIND: ClassVar[str] = "loss_not_finite"
 
     loss: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoStepSeen(Record):
+class NoStepSeen(Record, kind="no_step_seen"):
     """A command ended with exit code 0, and no training step was seen in it.
 
     `why` is a code of `harness.analysis.command.unseen`; `cause` is an exception that the command printed all the same,
@@ -121,15 +95,12 @@ class NoStepSeen(Record):
     exit code of all but its last program.
     """
 
-    KIND: ClassVar[str] = "no_step_seen"
-
     why: str = "no_step"
     cause: Mapping[str, Any] | None = None
     is_pipe: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankRaised(Record):
+class RankRaised(Record, kind="rank_raised"):
     """Nobody caught an exception in a rank: it ends of it, in the step that was under way.
 
     Also when chaos has raised one (`is_injected`), whether or not the script catches that.
@@ -139,13 +110,11 @@ class RankRaised(Record):
     `last_step` is the last one that the rank has committed, None where its steps are not followed.
     """
 
-    KIND: ClassVar[str] = "rank_raised"
-
     exception: str = "Exception"
     message: str = ""
     failure: str = "own"
     file: str | None = None
     line: int | None = None
     is_injected: bool = False
-    last_step: int | None = None
+    last_step: int | None = omitted_if(None)
     causes: tuple[Mapping[str, Any], ...] = ()

@@ -164,18 +164,6 @@ class Pacer:
     def settle(self) -> None:
         """Complete the account, however long that takes."""
 
-    def account(self) -> dict[str, float]:
-        """All sums, by the names that the event `rank_finished` has for them."""
-        return {
-            "compute_cpu_seconds": self.compute_seconds,
-            "compute_wall_seconds": self.wall_seconds,
-            "compute_slot_seconds": self.slot_seconds,
-            "num_segments": self.num_segments,
-            "num_overruns": self.num_overruns,
-            "overrun_seconds": self.overrun_seconds,
-            "worst_overrun_seconds": self.worst_overrun_seconds,
-        }
-
 
 class DevicePacer(Pacer):
     """The account of a GPU's compute segments, which are not padded: the GPU is the rank's own, or it is shared.

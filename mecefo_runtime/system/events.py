@@ -7,11 +7,9 @@ judged or reported is computed from them. `docs/reference/events.md` lists the k
 from __future__ import annotations
 
 import json
-import os
 import socket
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from sys import intern
 from typing import Any
@@ -26,6 +24,8 @@ _MAX_STEP = 1 << 53
 _MAX_PLACES = 1 << 24
 MAIN_JOB = "main"
 TWIN_JOB = "twin"
+# `json.dumps` makes an encoder with each call, and looks for circles, of which there are none.
+_ENCODE = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Event:
 
     def to_json(self) -> str:
         """The event as one line of JSON, without the newline."""
-        return json.dumps(
+        return _ENCODE(
             {
                 "time": round(self.time_seconds, 6),
                 "monotonic": round(self.monotonic_seconds, 6),
@@ -63,9 +63,8 @@ class Event:
                 "attempt": self.attempt,
                 "step": self.step,
                 "kind": self.kind,
-                "fields": dict(self.fields),
-            },
-            separators=(",", ":"),
+                "fields": self.fields if type(self.fields) is dict else dict(self.fields),
+            }
         )
 
     @classmethod
@@ -100,57 +99,6 @@ class Event:
         # There are few of them, and each is in very many events.
         kind, source, job = intern(kind), intern(source), intern(job)
         return cls(kind, source, float(seconds), float(monotonic), pid, attempt, job, rank, node, step, fields)
-
-
-class Emitter:
-    """Stamps events with their origin and time, and passes them to a sink."""
-
-    def __init__(
-        self,
-        sink: Callable[[Event], None],
-        source: str,
-        *,
-        job: str = MAIN_JOB,
-        rank: int | None = None,
-        node: int | None = None,
-        attempt: int = 1,
-    ) -> None:
-        self._sink = sink
-        self._source = source
-        self._job = job
-        self._rank = rank
-        self._node = node
-        self._attempt = attempt
-
-    def of_job(self, job: str) -> Emitter:
-        """The same for another job."""
-        return Emitter(self._sink, self._source, job=job, rank=self._rank, node=self._node, attempt=self._attempt)
-
-    def of_rank(self, rank: int) -> Emitter:
-        """The same, emitting for a rank."""
-        return Emitter(self._sink, self._source, job=self._job, rank=rank, node=self._node, attempt=self._attempt)
-
-    def emit(
-        self, kind: str, *, step: int | None = None, monotonic_seconds: float | None = None, **fields: Any
-    ) -> Event:
-        """Emit one event, as of now or of `monotonic_seconds`; returns it."""
-        now = time.monotonic()
-        happened = now if monotonic_seconds is None else monotonic_seconds
-        event = Event(
-            kind=kind,
-            source=self._source,
-            time_seconds=time.time() - (now - happened),
-            monotonic_seconds=happened,
-            pid=os.getpid(),
-            attempt=self._attempt,
-            job=self._job,
-            rank=self._rank,
-            node=self._node,
-            step=step,
-            fields=fields,
-        )
-        self._sink(event)
-        return event
 
 
 class SocketSink:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from mecefo_runtime.system.reason import Reason
-from mecefo_runtime.system.record import Record
+from mecefo_runtime.system.record import Record, omitted_if
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobStarted(Record):
+class JobStarted(Record, kind="job_started"):
     """The job begins; of a command's job what is not known beforehand is None.
 
     `num_ranks` counts those of the `spares` too, the nodes that are there beside `nodes`.
     """
-
-    KIND: ClassVar[str] = "job_started"
 
     num_ranks: int | None = None
     nodes: Any = None
@@ -34,14 +30,11 @@ class JobStarted(Record):
     launcher: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptStarted(Record):
+class AttemptStarted(Record, kind="attempt_started"):
     """A command's ranks were started, for the `attempt_number`-th time: the first of them was heard of.
 
     Their launcher had restarted them `num_restarts` times by then, and may do so `max_restarts` times (torchrun).
     """
-
-    KIND: ClassVar[str] = "attempt_started"
 
     attempt_number: int
     world_size: int | None = None
@@ -49,11 +42,8 @@ class AttemptStarted(Record):
     max_restarts: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankStarted(Record):
+class RankStarted(Record, kind="rank_started"):
     """A rank has started."""
-
-    KIND: ClassVar[str] = "rank_started"
 
     device: str | None = None
     metrics: str | None = None
@@ -61,13 +51,10 @@ class RankStarted(Record):
     framework: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFinished(Record):
+class RankFinished(Record, kind="rank_finished"):
     """A rank has finished; of an external job's rank only the skipped events are known."""
 
-    KIND: ClassVar[str] = "rank_finished"
-
-    checksums: Mapping[str, int] = field(default_factory=dict)
+    checksums: Mapping[str, int] = {}
     compute_cpu_seconds: float | None = None
     compute_wall_seconds: float | None = None
     compute_slot_seconds: float | None = None
@@ -75,34 +62,28 @@ class RankFinished(Record):
     num_overruns: int | None = None
     overrun_seconds: float | None = None
     worst_overrun_seconds: float | None = None
-    link_seconds: float | None = None
-    link_waited_seconds: float | None = None
+    link_seconds: float | None = omitted_if(None)
+    link_waited_seconds: float | None = omitted_if(None)
     steps_left_out: int = 0
-    spoilt_passes_left_out: int = 0
+    spoilt_passes_left_out: int = omitted_if(0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RatingsAgreed(Record):
+class RatingsAgreed(Record, kind="ratings"):
     """By what all ranks pad their compute from the start to the end: `Costs`, with the dilation in them.
 
     Other jobs whose `rated_as` is the same can take them over, and those of messages and commits if `ranks` are; so
     they `were_given` to this one. A second of an emulated device, whose they are, lasts `time_scale` seconds.
     """
 
-    KIND: ClassVar[str] = "ratings"
-
-    costs: Mapping[str, Any] = field(default_factory=dict)
-    rated_as: Mapping[str, Any] = field(default_factory=dict)
+    costs: Mapping[str, Any] = {}
+    rated_as: Mapping[str, Any] = {}
     ranks: tuple[int, ...] = ()
     were_given: bool = False
     time_scale: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutTold(Record):
+class LayoutTold(Record, kind="layout"):
     """A membership is told what its ranks are to hold and to compute."""
-
-    KIND: ClassVar[str] = "layout"
 
     epoch: int | None = None
     reason: str = "start"
@@ -118,20 +99,17 @@ class LayoutTold(Record):
     resume_step: int | None = None
     predicted_step_seconds: float | None = None
     failure_free_step_seconds: float | None = None
-    stack_depth: int | None = None
-    kept_microbatches: int | None = None
-    shared_out_microbatches: int | None = None
-    lost_work_ratio: float | None = None
+    stack_depth: int | None = omitted_if(None)
+    kept_microbatches: int | None = omitted_if(None)
+    shared_out_microbatches: int | None = omitted_if(None)
+    lost_work_ratio: float | None = omitted_if(None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OtherQualityPlanned(Record):
+class OtherQualityPlanned(Record, kind="other_quality_planned"):
     """The planner's choice for the ranks of `epoch` with another `quality`, by the costs of that epoch.
 
     The losses before it are those of the job, in the same order. Epochs with every rank have none.
     """
-
-    KIND: ClassVar[str] = "other_quality_planned"
 
     epoch: int | None = None
     quality: str = ""
@@ -141,11 +119,8 @@ class OtherQualityPlanned(Record):
     failure_free_step_seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Regrouped(Record):
+class Regrouped(Record, kind="regrouped"):
     """The members of `epoch` are training."""
-
-    KIND: ClassVar[str] = "regrouped"
 
     epoch: int | None = None
     reason: str = "start"
@@ -154,15 +129,12 @@ class Regrouped(Record):
     transfer_seconds: float = 0.0
     transfer_bytes: int | None = None
     rung: str | None = None
-    sources: Mapping[str, Any] = field(default_factory=dict)
-    passed_over: Mapping[str, Any] = field(default_factory=dict)
+    sources: Mapping[str, Any] = {}
+    passed_over: Mapping[str, Any] = {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointWritten(Record):
+class CheckpointWritten(Record, kind="checkpoint_written"):
     """A rank's part of a checkpoint is on disk; `saved` by a script: path, device and inode of each file or folder."""
-
-    KIND: ClassVar[str] = "checkpoint_written"
 
     units: tuple[Any, ...] = ()
     saved: tuple[tuple[Any, ...], ...] = ()
@@ -171,69 +143,51 @@ class CheckpointWritten(Record):
     writing_seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointFailed(Record):
+class CheckpointFailed(Record, kind="checkpoint_failed"):
     """A rank's part of a checkpoint was not saved; `was_skipped`: the one before was still being written.
 
     Only events of a script have `errno`, that of the system call that failed, and `path`, the file or folder that was
     to be saved, each where it is known.
     """
 
-    KIND: ClassVar[str] = "checkpoint_failed"
-
     reason: str = ""
     was_skipped: bool = False
     errno: int | None = None
-    path: str | None = None
+    path: str | None = omitted_if(None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRestored(Record):
+class CheckpointRestored(Record, kind="checkpoint_restored"):
     """All ranks continue from a checkpoint, after `step`."""
-
-    KIND: ClassVar[str] = "checkpoint_restored"
 
     folder: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotRestored(Record):
+class SnapshotRestored(Record, kind="snapshot_restored"):
     """All ranks continue from snapshots, after `step`: in the memory of `nodes`, `rebuilt_nodes`' from their parity."""
-
-    KIND: ClassVar[str] = "snapshot_restored"
 
     nodes: tuple[int, ...] = ()
     rebuilt_nodes: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotsUnprotected(Record):
+class SnapshotsUnprotected(Record, kind="snapshots_unprotected"):
     """The snapshot processes of `nodes` are lost: of what all ranks have, of `step`, `losses_left` more may be lost."""
-
-    KIND: ClassVar[str] = "snapshots_unprotected"
 
     nodes: tuple[int, ...]
     losses_left: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotsProtected(Record):
+class SnapshotsProtected(Record, kind="snapshots_protected"):
     """What all ranks have, of `step`, is protected again, `seconds` later; by an encoding again if `is_reencoded`."""
-
-    KIND: ClassVar[str] = "snapshots_protected"
 
     seconds: float
     is_reencoded: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotIntervalChosen(Record):
+class SnapshotIntervalChosen(Record, kind="snapshot_interval"):
     """From this step on all ranks take a snapshot after every `every_steps` steps.
 
     By what one takes those whom it takes longest, and the mean time between losses.
     """
-
-    KIND: ClassVar[str] = "snapshot_interval"
 
     every_steps: int = 0
     stopped_seconds: float = 0.0
@@ -242,11 +196,8 @@ class SnapshotIntervalChosen(Record):
     mtbf_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepUnfit(Record):
+class StepUnfit(Record, kind="step_unfit"):
     """An attempt at a step was found unfit to be committed."""
-
-    KIND: ClassVar[str] = "step_unfit"
 
     epoch: int | None = None
     verdict: str = ""
@@ -254,22 +205,16 @@ class StepUnfit(Record):
     reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransferDamaged(Record):
+class TransferDamaged(Record, kind="transfer_damaged"):
     """A unit of state reached a rank with another checksum than it was sent with."""
-
-    KIND: ClassVar[str] = "transfer_damaged"
 
     epoch: int | None = None
     unit: str = ""
     source_rank: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepCommitted(Record):
+class StepCommitted(Record, kind="step_committed"):
     """A step is committed; `committed_seconds` and `began_seconds` say when, also where the log does not."""
-
-    KIND: ClassVar[str] = "step_committed"
 
     epoch: int = 0
     loss: float | None = None
@@ -291,101 +236,71 @@ class StepCommitted(Record):
         return self.monotonic_seconds if self.committed_monotonic is None else self.committed_monotonic
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Detected(Record):
+class Detected(Record, kind="detected"):
     """The coordinator noticed that ranks are lost."""
-
-    KIND: ClassVar[str] = "detected"
 
     epoch: int | None = None
     lost: tuple[int, ...] = ()
     how: str | None = None
-    cut_links: tuple[tuple[int, ...], ...] = ()
+    cut_links: tuple[tuple[int, ...], ...] = omitted_if(())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CulpritNamed(Record):
+class CulpritNamed(Record, kind="culprit_named"):
     """The launcher of a command blames ranks."""
-
-    KIND: ClassVar[str] = "culprit_named"
 
     ranks: tuple[int, ...] = ()
     how: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Isolated(Record):
+class Isolated(Record, kind="isolated"):
     """Every survivor has left the old epoch, or all old ranks are gone."""
 
-    KIND: ClassVar[str] = "isolated"
-
     epoch: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restarting(Record):
+class Restarting(Record, kind="restarting"):
     """After a loss all ranks were told to end."""
 
-    KIND: ClassVar[str] = "restarting"
-
     epoch: int | None = None
     ranks: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestartStarted(Record):
+class RestartStarted(Record, kind="restart_started"):
     """All ranks are started again."""
-
-    KIND: ClassVar[str] = "restart_started"
 
     ranks: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrainRequested(Record):
+class DrainRequested(Record, kind="drain_requested"):
     """A node will be preempted: its ranks are to leave in an orderly way."""
-
-    KIND: ClassVar[str] = "drain_requested"
 
     epoch: int | None = None
     leaving_node: int | None = None
     ranks: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RejoinRequested(Record):
+class RejoinRequested(Record, kind="rejoin_requested"):
     """Ranks are back and wait for the next boundary of a step."""
-
-    KIND: ClassVar[str] = "rejoin_requested"
 
     ranks: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejoined(Record):
+class Rejoined(Record, kind="rejoined"):
     """Ranks are members again."""
-
-    KIND: ClassVar[str] = "rejoined"
 
     epoch: int | None = None
     ranks: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoordinatorRestarted(Record):
+class CoordinatorRestarted(Record, kind="coordinator_restarted"):
     """The job has a coordinator again."""
-
-    KIND: ClassVar[str] = "coordinator_restarted"
 
     epoch: int | None = None
     members: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessStarted(Record):
+class ProcessStarted(Record, kind="process_started"):
     """A process of the job was started: of a rank, a node's supervisor, the coordinator, a container, a launcher."""
-
-    KIND: ClassVar[str] = "process_started"
 
     role: str = ""
     started_pid: int | None = None
@@ -393,33 +308,27 @@ class ProcessStarted(Record):
     started_rank: int | None = None
     rank_attempt: int | None = None
     parent_pid: int | None = None
-    started_node: int | None = None
+    started_node: int | None = omitted_if(None)
     container: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessExited(Record):
+class ProcessExited(Record, kind="process_exited"):
     """A process of the job ended; `exit` is its code, negative for a signal, None where nobody tells."""
-
-    KIND: ClassVar[str] = "process_exited"
 
     role: str = ""
     exited_pid: int | None = None
     exit: int | None = None
     exited_rank: int | None = None
     rank_attempt: int | None = None
-    exited_node: int | None = None
+    exited_node: int | None = omitted_if(None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFailed(Record):
+class JobFailed(Record, kind="job_failed"):
     """The job cannot continue; `stopped` are the processes of it that a signal had stopped then.
 
     `why` is the reason with its code; logs of earlier versions have the sentence alone. Of a command that ended: its
     `exit` code, and the `cause` as `harness.analysis.command.failure_cause` reads it.
     """
-
-    KIND: ClassVar[str] = "job_failed"
 
     reason: str = "no reason given"
     stopped: tuple[Any, ...] = ()
@@ -433,11 +342,8 @@ class JobFailed(Record):
         return self.why or Reason(self.KIND, sentence=self.reason)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobEnded(Record):
+class JobEnded(Record, kind="job_ended"):
     """The job is over."""
-
-    KIND: ClassVar[str] = "job_ended"
 
     outcome: str | None = None
     steps_committed: int | None = None

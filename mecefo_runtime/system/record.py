@@ -1,26 +1,68 @@
-"""What every event says, and how the fields of an event become those of a typed record."""
+"""Events as typed records: one class for each kind, which is emitted and read."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, fields
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    ClassVar,
+    NamedTuple,
+    Self,
+    TypeVar,
+    cast,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.strict_json import MAX_WHOLE
 
+T = TypeVar("T")
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+class Declared(NamedTuple):
+    """How a field is declared: its name in the log, its default, and whether it is left out where it has that."""
+
+    key: str = ""
+    default: Any = MISSING
+    is_omitted: bool = False
+
+
+def called(key: str) -> Any:
+    """A field of a record whose name in the log is one of the header's; it has no default."""
+    return Declared(key=key)
+
+
+def omitted_if(default: T) -> T:
+    """A field with this default that is not written where it has it, even if it is given."""
+    return cast(T, Declared(default=default, is_omitted=True))
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(called,))
 class Record:
     """An event with its fields by name and type; one of an unknown kind is just this.
 
-    A field that the log lacks has its default, so that older logs can be read; what a newer one adds is left out. The
-    attributes of every record are those of `mecefo_runtime.system.events.Event`.
+    A subclass declares the fields of its `kind` as a dataclass does, and takes them by keyword. The log gets the fields
+    that were given, null included, and no others. A field that a log lacks has its default, so that older logs can be
+    read; unknown fields of newer logs are ignored.
+
+    The reader of a log also sets the attributes of `mecefo_runtime.system.events.Event`. A record that is made to be
+    emitted has none of them: the emitter knows them.
+
+    Records are not dataclasses, because creating a dataclass takes a millisecond. There are more than fifty kinds, and
+    every process of a run imports some of them.
     """
 
     KIND: ClassVar[str] = ""
+    FIELDS: ClassVar[Mapping[str, Declared]] = {}
+    REQUIRED: ClassVar[frozenset[str]] = frozenset()
+    _OMITTED: ClassVar[tuple[tuple[str, Any], ...]] = ()
+    _CALLED: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     kind: str
     source: str
@@ -33,6 +75,55 @@ class Record:
     node: int | None
     step: int | None
 
+    def __init_subclass__(cls, *, kind: str = "") -> None:
+        cls.KIND = kind
+        own = {name: cls.__dict__.get(name, MISSING) for name in cls.__annotations__}
+        declared = {name: one if isinstance(one, Declared) else Declared(default=one) for name, one in own.items()}
+        for name, one in declared.items():
+            # What is not given is looked up in the class.
+            if one.default is not MISSING:
+                setattr(cls, name, one.default)
+            elif name in cls.__dict__:
+                delattr(cls, name)
+        cls.FIELDS = {**cls.FIELDS, **declared}
+        cls.REQUIRED = frozenset(name for name, one in cls.FIELDS.items() if one.default is MISSING)
+        cls._OMITTED = tuple((name, one.default) for name, one in cls.FIELDS.items() if one.is_omitted)
+        cls._CALLED = tuple((name, one.key) for name, one in cls.FIELDS.items() if one.key)
+
+    def __init__(self, **given: Any) -> None:
+        if not given.keys() <= self.FIELDS.keys() or (self.REQUIRED and not given.keys() >= self.REQUIRED):
+            unknown, missing = given.keys() - self.FIELDS.keys(), self.REQUIRED - given.keys()
+            raise TypeError(f"{type(self).__name__} has no {sorted(unknown)}, and lacks {sorted(missing)}")
+        self.__dict__.update(given)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{type(self).__name__}.{name} cannot be changed")
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self._values() == other._values()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.given().items())})"
+
+    def _values(self) -> list[Any]:
+        said = vars(self)
+        return [*(said.get(name) for name in HEADER), *(getattr(self, name) for name in self.FIELDS)]
+
+    def given(self) -> dict[str, Any]:
+        """The fields that were given, by name."""
+        return {name: value for name, value in vars(self).items() if name in self.FIELDS}
+
+    def to_fields(self) -> dict[str, Any]:
+        """The fields of the event: those that were given, as plain JSON values."""
+        given = self.__dict__ if "kind" not in self.__dict__ else self.given()
+        told = {name: value if type(value) in _ATOMS else _plain(value) for name, value in given.items()}
+        for name, default in self._OMITTED:
+            if name in given and given[name] == default:
+                del told[name]
+        for name, key in self._CALLED:
+            told[key] = told.pop(name)
+        return told
+
     @classmethod
     def of(cls, event: Event) -> Self:
         """The record of `event`.
@@ -40,38 +131,31 @@ class Record:
         Raises:
             ValueError: a field that has no default is missing, or one is not what it should be.
         """
-        said = event.fields
-        own: dict[str, Any] = {}
+        record, said, put = cls.__new__(cls), event.fields, object.__setattr__
         for name, key, convert, has_default in _readers(cls):
             value = said.get(key, MISSING)
             if value is not MISSING:
                 try:
-                    own[name] = convert(value)
+                    put(record, name, convert(value))
                 except (TypeError, ValueError, OverflowError) as error:
                     raise ValueError(f"{event.kind}: {key} is {value!r}") from error
             elif not has_default:
                 raise ValueError(f"{event.kind}: {key} is missing")
-        return cls(
-            kind=event.kind,
-            source=event.source,
-            time_seconds=event.time_seconds,
-            monotonic_seconds=event.monotonic_seconds,
-            pid=event.pid,
-            attempt=event.attempt,
-            job=event.job,
-            rank=event.rank,
-            node=event.node,
-            step=event.step,
-            **own,
-        )
+        put(record, "kind", event.kind)
+        put(record, "source", event.source)
+        put(record, "time_seconds", event.time_seconds)
+        put(record, "monotonic_seconds", event.monotonic_seconds)
+        put(record, "pid", event.pid)
+        put(record, "attempt", event.attempt)
+        put(record, "job", event.job)
+        put(record, "rank", event.rank)
+        put(record, "node", event.node)
+        put(record, "step", event.step)
+        return record
 
 
-HEADER = frozenset(one.name for one in fields(Record))
-
-
-def called(key: str) -> Any:
-    """A field of a record whose name in the log is one of the header's; it has to be there."""
-    return field(metadata={"key": key})
+HEADER = tuple(name for name in Record.__annotations__ if name.islower())
+"""What every event has, by the names of its attributes."""
 
 
 def keys_of(record: type[Record]) -> tuple[str, ...]:
@@ -79,11 +163,14 @@ def keys_of(record: type[Record]) -> tuple[str, ...]:
     return tuple(key for _, key, _, _ in _readers(record))
 
 
-def required_keys_of(record: type[Record]) -> frozenset[str]:
-    """Those of them without which an event is not a `record`."""
-    return frozenset(key for _, key, _, may_be_missing in _readers(record) if not may_be_missing)
+def _plain(value: Any) -> Any:
+    """A field's value as JSON has it. A mapping is one already."""
+    if isinstance(value, tuple | list):
+        return [one if type(one) in _ATOMS else _plain(one) for one in value]
+    return value.to_dict() if hasattr(value, "to_dict") else value
 
 
+_ATOMS = frozenset({str, int, float, bool, NoneType})
 Convert = Callable[[Any], Any]
 Readers = tuple[tuple[str, str, Convert, bool], ...]
 _KNOWN: dict[type[Any], Readers] = {}
@@ -92,20 +179,13 @@ _KNOWN: dict[type[Any], Readers] = {}
 def _readers(record: type[Record]) -> Readers:
     """(attribute, key in the log, how to read its value, whether it may be missing) of each field."""
     known = _KNOWN.get(record)
-    if known is not None:
-        return known
-    hints = get_type_hints(record)
-    _KNOWN[record] = tuple(
-        (
-            one.name,
-            one.metadata.get("key", one.name),
-            _converter(hints[one.name]),
-            one.default is not MISSING or one.default_factory is not MISSING,
+    if known is None:
+        hints = get_type_hints(record)
+        known = _KNOWN[record] = tuple(
+            (name, one.key or name, _converter(hints[name]), one.default is not MISSING)
+            for name, one in record.FIELDS.items()
         )
-        for one in fields(record)
-        if one.name not in HEADER
-    )
-    return _KNOWN[record]
+    return known
 
 
 def _converter(hint: Any) -> Convert:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from mecefo_runtime.system.reason import Reason
-from mecefo_runtime.system.record import Record, called, read_values
+from mecefo_runtime.system.record import Record, called, omitted_if, read_values
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunStarted(Record):
+class RunStarted(Record, kind="run_started"):
     """The run begins; `experiment` is the whole experiment."""
-
-    KIND: ClassVar[str] = "run_started"
 
     experiment: Any = None
     experiment_hash: str | None = None
@@ -26,10 +23,11 @@ class RunStarted(Record):
 
 @dataclass(frozen=True, slots=True)
 class PlannedIncident:
-    """One entry of `incidents_planned`, as far as figures are made from it."""
+    """One entry of `incidents_planned`."""
 
     incident: int
     fault: str = "unknown"
+    parameters: Any = None
     target: Any = None
     step: int | None = None
     phase: str | None = None
@@ -42,114 +40,95 @@ class PlannedIncident:
     lifetime_seconds: float | None = None
     repair_steps: int | None = None
     repair_seconds: float | None = None
+    retrigger: Any = "once"
+    draw: int | None = None
+    is_optional: bool = False
 
     @classmethod
     def from_dict(cls, said: Mapping[str, Any]) -> PlannedIncident:
-        """As `chaos.plan.incident.Incident.to_dict` wrote it."""
+        """Read what `to_dict` wrote, or an earlier version."""
         return cls(**read_values(cls, said))
 
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {**asdict(self), "ranks": list(self.ranks), "nodes": list(self.nodes), "links": [*map(list, self.links)]}
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IncidentsPlanned(Record):
-    """What is to be fired."""
 
-    KIND: ClassVar[str] = "incidents_planned"
+class IncidentsPlanned(Record, kind="incidents_planned"):
+    """The incidents that will be fired."""
 
     incidents: tuple[PlannedIncident, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodesStarting(Record):
+class NodesStarting(Record, kind="nodes_starting"):
     """Containers are made."""
-
-    KIND: ClassVar[str] = "nodes_starting"
 
     num_nodes: int | None = None
     image: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerReady(Record):
+class ContainerReady(Record, kind="container_ready"):
     """A container takes orders."""
-
-    KIND: ClassVar[str] = "container_ready"
 
     container: str | None = None
     container_attempt: int | None = None
     start_seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OfIncident(Record):
     """What is told of one incident."""
 
     incident: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held(OfIncident):
+class Held(OfIncident, kind="held"):
     """A rank of the target is held, or the snapshot process of a node."""
 
-    KIND: ClassVar[str] = "held"
-
     phase: str | None = None
-    held_rank: int | None = None
-    held_node: int | None = None
+    held_rank: int | None = omitted_if(None)
+    held_node: int | None = omitted_if(None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Injected(OfIncident):
+class Injected(OfIncident, kind="injected"):
     """A fault was applied; with `is_loss` its ranks are gone until repaired, with `goes_on` it lasts until undone.
 
     With `gives_notice` nothing was lost by then: the job has time to let the ranks go. One that `asks_to_leave` sent a
     signal that processes may handle. One that `is_latent` damaged stored state: it shows when that is read.
     """
 
-    KIND: ClassVar[str] = "injected"
-
     fault: str | None = None
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = {}
     is_loss: bool = False
     goes_on: bool = False
-    gives_notice: bool = False
-    asks_to_leave: bool = False
-    is_latent: bool = False
+    gives_notice: bool = omitted_if(False)
+    asks_to_leave: bool = omitted_if(False)
+    is_latent: bool = omitted_if(False)
     target: Any = None
     phase: str | None = None
     ranks: tuple[int, ...] = ()
     nodes: tuple[int, ...] = ()
     held_ranks: tuple[int, ...] = ()
-    held_nodes: tuple[int, ...] = ()
+    held_nodes: tuple[int, ...] = omitted_if(())
     processes: tuple[Any, ...] = ()
     links: tuple[tuple[int, ...], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verified(OfIncident):
+class Verified(OfIncident, kind="verified"):
     """The effect of a fault was seen; `took_effect_monotonic` is when it came, where a rank ended of it later."""
 
-    KIND: ClassVar[str] = "verified"
-
     evidence: Any = None
-    took_effect_monotonic: float | None = None
+    took_effect_monotonic: float | None = omitted_if(None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unverified(OfIncident):
-    """It was not. `why` is the reason with its code; logs of earlier versions have the sentence alone, `reason`.
+class WithReason(OfIncident):
+    """An incident did not go as planned: `why` is the reason with its code, `reason` its sentence.
 
-    `code` is that of `why`, or of its reason where the incident never fired; the fields after it say more of that.
+    Logs of earlier versions have the sentence alone.
     """
-
-    KIND: ClassVar[str] = "unverified"
 
     reason: str | None = None
     why: Reason | None = None
-    code: str | None = None
-    phase_steps: tuple[tuple[int, int], ...] = ()
-    phase_ranks: tuple[int, ...] = ()
-    phases_seen: tuple[str, ...] = ()
-    advice: str | None = None
+    code: str | None = omitted_if(None)
 
     @property
     def because(self) -> Reason | None:
@@ -157,23 +136,28 @@ class Unverified(OfIncident):
         return self.why or _written(self.code or self.KIND, self.reason)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotDue(OfIncident):
-    """The time of an incident did not come, or limits forbade it; the fields are those of `Unverified`."""
+class WithoutEffect(WithReason):
+    """An incident had no effect.
 
-    KIND: ClassVar[str] = "not_due"
+    `code` is that of `why`, or of its reason where the incident never fired; the fields after it say more of that.
+    """
 
-    reason: str | None = None
-    why: Reason | None = None
-    code: str | None = None
-    phase_steps: tuple[tuple[int, int], ...] = ()
-    phase_ranks: tuple[int, ...] = ()
-    phases_seen: tuple[str, ...] = ()
-    advice: str | None = None
+    phase_steps: tuple[tuple[int, int], ...] = omitted_if(())
+    phase_ranks: tuple[int, ...] = omitted_if(())
+    phases_seen: tuple[str, ...] = omitted_if(())
+    advice: str | None = omitted_if(None)
+
+
+class Unverified(WithoutEffect, kind="unverified"):
+    """The effect of a fault was not seen, or the incident never fired."""
+
+
+class NotDue(WithoutEffect, kind="not_due"):
+    """The time of an incident did not come, or limits forbade it."""
 
     @property
     def because(self) -> Reason:
-        """As `Unverified.because`."""
+        """The reason, as of every `WithReason`; one with the sentence `None` where the event has neither."""
         return self.why or _written(self.code or self.KIND, self.reason) or Reason(self.KIND, sentence=str(None))
 
     @property
@@ -189,15 +173,12 @@ def _written(code: str, sentence: str | None) -> Reason | None:
     return None if sentence is None else Reason(code, sentence=sentence)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Undone(OfIncident):
+class Undone(OfIncident, kind="undone"):
     """A fault was undone."""
-
-    KIND: ClassVar[str] = "undone"
 
     fault: str | None = None
     evidence: Any = None
-    ended_monotonic: float | None = None
+    ended_monotonic: float | None = omitted_if(None)
 
     @property
     def ended_seconds(self) -> float:
@@ -205,56 +186,32 @@ class Undone(OfIncident):
         return self.monotonic_seconds if self.ended_monotonic is None else self.ended_monotonic
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outlasted(OfIncident):
+class Outlasted(OfIncident, kind="outlasted"):
     """A fault stayed active for longer than `planned`, until its effect was seen."""
-
-    KIND: ClassVar[str] = "outlasted"
 
     planned: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UndoFailed(OfIncident):
-    """It could not be."""
-
-    KIND: ClassVar[str] = "undo_failed"
-
-    reason: str | None = None
-    why: Reason | None = None
-    code: str | None = None
-
-    @property
-    def because(self) -> Reason | None:
-        """As `Unverified.because`."""
-        return self.why or _written(self.KIND, self.reason)
+class UndoFailed(WithReason, kind="undo_failed"):
+    """A fault could not be undone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Released(OfIncident):
+class Released(OfIncident, kind="released"):
     """Held ranks were let go, or the snapshot processes of nodes."""
 
-    KIND: ClassVar[str] = "released"
-
     ranks: tuple[int, ...] = ()
-    nodes: tuple[int, ...] = ()
+    nodes: tuple[int, ...] = omitted_if(())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RepairStarted(OfIncident):
+class RepairStarted(OfIncident, kind="repair_started"):
     """What an incident took is started again."""
 
-    KIND: ClassVar[str] = "repair_started"
-
     nodes: tuple[int, ...] = ()
     ranks: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Telemetry(Record):
+class Telemetry(Record, kind="telemetry"):
     """Errors of a rank's device that a fault told, not measured."""
-
-    KIND: ClassVar[str] = "telemetry"
 
     of_rank: int = called("rank")
     xid: int
@@ -263,20 +220,14 @@ class Telemetry(Record):
     record: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Halted(Record):
+class Halted(Record, kind="halted"):
     """A halt condition became true."""
-
-    KIND: ClassVar[str] = "halted"
 
     condition: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Aborted(Record):
+class Aborted(Record, kind="aborted"):
     """A gate that is certain to fail ends the run."""
-
-    KIND: ClassVar[str] = "aborted"
 
     gate: str | None = None
     value: float | None = None
@@ -290,24 +241,18 @@ class Aborted(Record):
         return self.why or _written(CERTAIN_TO_FAIL, self.reason) or Reason(CERTAIN_TO_FAIL, sentence=str(None))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interrupted(Record):
+class Interrupted(Record, kind="interrupted"):
     """Somebody ended the run."""
-
-    KIND: ClassVar[str] = "interrupted"
 
     signal: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOverlapped(Record):
+class RunOverlapped(Record, kind="run_overlapped"):
     """Another run of chaos shared the machine: emitted when it is seen, and again when it has ended.
 
     Times are CLOCK_MONOTONIC seconds; `ended_monotonic` is None while it is there. `folder` is None where it is not
     readable: a run of another user, whose number is `uid`.
     """
-
-    KIND: ClassVar[str] = "run_overlapped"
 
     other_run: str = ""
     folder: str | None = None
@@ -316,32 +261,23 @@ class RunOverlapped(Record):
     ended_monotonic: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Residue(Record):
+class Residue(Record, kind="residue"):
     """What the run left behind, in whatever words: none of it must be lost because it is said in another way."""
-
-    KIND: ClassVar[str] = "residue"
 
     processes: tuple[Any, ...] = ()
     undo_pending: tuple[Any, ...] = ()
     left: tuple[Any, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunEnded(Record):
+class RunEnded(Record, kind="run_ended"):
     """The run is over; its log has `num_events` lines, this one among them."""
-
-    KIND: ClassVar[str] = "run_ended"
 
     reason: str | None = None
     message: str | None = None
     num_events: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Warned(Record):
+class Warned(Record, kind="warning"):
     """A warning."""
-
-    KIND: ClassVar[str] = "warning"
 
     message: str = ""

@@ -10,12 +10,13 @@ import os
 import sys
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.system.dilation import Pacer
+from mecefo_runtime.system.job_records import StepCommitted
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -38,7 +39,8 @@ class RankFigures:
         self._device = device
         self._pacer = pacer
         self._started_seconds = time.time()
-        self._record: Mapping[str, Any] | None = None
+        self._step: int | None = None
+        self._loss: float | None = None
         self._epoch: int | None = None
         self._layers = (0, 0)
         self._num_steps = 0
@@ -46,14 +48,14 @@ class RankFigures:
         self._counts = [0] * len(_BOUNDS)
         self._seconds_sum = 0.0
 
-    def commit(self, record: Mapping[str, Any]) -> None:
+    def commit(self, step: int, record: StepCommitted) -> None:
         """The rank has committed a step; `record` is what the leader's `step_committed` says of it."""
-        seconds = record["committed_monotonic"] - record["began_monotonic"]
+        seconds = (record.committed_monotonic or 0.0) - (record.began_monotonic or 0.0)
         self._counts[bisect_left(STEP_SECONDS_BUCKETS, seconds)] += 1
         self._seconds_sum += seconds
         self._num_steps += 1
-        self._tokens += record["tokens"]
-        self._record = record
+        self._tokens += record.tokens or 0
+        self._step, self._loss = step, record.loss
 
     def enter(self, epoch: int, layout: Layout, rank: int) -> None:
         """The rank is a member of `epoch`."""
@@ -88,14 +90,13 @@ class RankFigures:
         info = InfoMetricFamily("training_rank", "The rank, always 1.", labels=names)
         info.add_metric(values, {"device": self._device})
         yield info
-        record = self._record or {}
         yield from gauge(
             "start_timestamp_seconds", "Unix time at which this process of the rank began.", self._started_seconds
         )
-        yield from gauge("step", "The newest step that this rank committed.", record.get("step"))
+        yield from gauge("step", "The newest step that this rank committed.", self._step)
         yield from gauge("epoch", "The membership that the rank is in.", self._epoch)
         text = "Loss of the newest step, in nats per token; the same on all ranks."
-        yield from gauge("loss", text, record.get("loss"))
+        yield from gauge("loss", text, self._loss)
         yield counter("steps", "Steps that this process committed.", self._num_steps)
         yield counter("tokens", "Tokens of those steps over all ranks: take one rank's.", self._tokens)
         counts, total = [], 0

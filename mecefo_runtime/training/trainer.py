@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from mecefo_runtime.comm import nccl
 from mecefo_runtime.comm.coordinator_client import CoordinatorClient, CoordinatorLost
@@ -45,6 +43,8 @@ from mecefo_runtime.step.health import Judgement
 from mecefo_runtime.step.step import Stepper
 from mecefo_runtime.system.devices import find_device, has_driver, nccl_device, require_device
 from mecefo_runtime.system.dilation import pacer_for
+from mecefo_runtime.system.job_records import RankFinished, RankStarted, StepCommitted, StepUnfit, TransferDamaged
+from mecefo_runtime.system.run_records import Warned
 from mecefo_runtime.training.drain import Drain
 from mecefo_runtime.training.epoch_building import EpochBuilder
 from mecefo_runtime.training.exporter import RankFigures
@@ -114,7 +114,7 @@ class Trainer:
             mecefo_runtime.comm.coordinator_client.CoordinatorLost: this rank cannot continue without one.
         """
         metrics = self._figures.serve(self._observers.metrics, self._identity.host, self._identity.device_place)
-        self._emitter.emit("rank_started", device=str(self._device), metrics=metrics)
+        self._emitter.emit(RankStarted(device=str(self._device), metrics=metrics))
         self._client.start()
         try:
             while True:
@@ -132,12 +132,21 @@ class Trainer:
             held = self._holdings.trusted(self._stepper.distrusted) if is_done else {}
             checksums = {name: unit.checksum() for (name, _), unit in held.items() if unit.has_all_parameters}
             self._pacer.settle()
+            link = self._traffic.link
             self._emitter.emit(
-                "rank_finished",
+                RankFinished(
+                    checksums=checksums,
+                    compute_cpu_seconds=self._pacer.compute_seconds,
+                    compute_wall_seconds=self._pacer.wall_seconds,
+                    compute_slot_seconds=self._pacer.slot_seconds,
+                    num_segments=self._pacer.num_segments,
+                    num_overruns=self._pacer.num_overruns,
+                    overrun_seconds=self._pacer.overrun_seconds,
+                    worst_overrun_seconds=self._pacer.worst_overrun_seconds,
+                    link_seconds=None if link is None else link.rated_seconds,
+                    link_waited_seconds=None if link is None else link.waited_seconds,
+                ),
                 step=self.committed_step,
-                checksums=checksums,
-                **self._pacer.account(),
-                **self._traffic.account(),
             )
         finally:
             self._client.close()
@@ -157,8 +166,9 @@ class Trainer:
             trouble, unreachable = Trouble(form.epoch, str(error), damaged=damaged), []
             step = self.committed_step or None
             for transfer in error.damaged:
-                told: dict[str, Any] = {"epoch": form.epoch, "unit": transfer.unit, "source_rank": transfer.source}
-                self._emitter.emit("transfer_damaged", step=step, **told)
+                self._emitter.emit(
+                    TransferDamaged(epoch=form.epoch, unit=transfer.unit, source_rank=transfer.source), step=step
+                )
         except EpochBroken as error:
             if not self._client.must_leave:
                 refused = error.source if isinstance(error, StoredStateRefused) else None
@@ -211,10 +221,9 @@ class Trainer:
             self._client.agree_on(agreed)
         self._pacer.set_now(time.monotonic())
         self._client.send(Formed(self.report(), group_seconds, *built.transferred, built.bytes_per_second, agreed))
-        record = self._stepper.progress.record
-        if self._rank == form.leader and record is not None and record["step"] < form.resume_step:
+        if self._rank == form.leader and self._stepper.progress.record_step < form.resume_step:
             # The old leader may have died before it could say so.
-            self._emit_committed(record, repeated=True)
+            self._emit_committed(repeated=True)
 
     def _leave(self) -> None:
         epoch, self._epoch = self._epoch, None
@@ -295,21 +304,22 @@ class Trainer:
         """Announce a phase to the hooks."""
         self._observers.hooks.announce(step, phase)
 
-    def on_applied(self, record: Mapping[str, Any]) -> None:
+    def on_applied(self, step: int, record: StepCommitted) -> None:
         """Update this rank's metrics."""
-        self._figures.commit(record)
+        self._figures.commit(step, record)
 
     def on_judged(self, epoch_number: int, step: int, judgement: Judgement) -> None:
         """On the leader: emit the verdict on a step that cannot be committed."""
         if judgement.verdict is StepVerdict.COMMIT:
             return
         self._emitter.emit(
-            "step_unfit",
+            StepUnfit(
+                epoch=epoch_number,
+                verdict=judgement.verdict.name.lower(),
+                suspects=tuple(judgement.suspects),
+                reason=judgement.reason,
+            ),
             step=step,
-            epoch=epoch_number,
-            verdict=judgement.verdict.name.lower(),
-            suspects=list(judgement.suspects),
-            reason=judgement.reason,
         )
 
     # ---- steps ----
@@ -338,14 +348,13 @@ class Trainer:
             return self._client.wait_farewell()
         except CoordinatorLost as error:
             # Nothing is left to do that would take one.
-            self._emitter.emit("warning", message=f"the job is done, but {error}")
+            self._emitter.emit(Warned(message=f"the job is done, but {error}"))
             return True
 
     def _on_committed(self, epoch: Epoch, step: int, outcome: Outcome) -> None:
         self._holdings.commit()
-        record = self._stepper.progress.record
-        if self._rank == epoch.leader and record is not None:
-            self._emit_committed(record, repeated=False)
+        if self._rank == epoch.leader:
+            self._emit_committed(repeated=False)
             if self._tells_commits:
                 self._client.send(Committed(step))
         self._stepper.gather(epoch)
@@ -365,11 +374,13 @@ class Trainer:
 
     def _commit_late(self, commit: LateCommit | None, *, is_last: bool) -> None:
         self._stepper.commit_late(self._client.epoch, self._holdings, commit)
-        progress = self._stepper.progress
-        if is_last and progress.record is not None:
+        if is_last:
             # No next epoch, whose leader would say it: everybody does, and the log takes the first.
-            self._emit_committed(progress.record, repeated=True)
+            self._emit_committed(repeated=True)
 
-    def _emit_committed(self, record: dict[str, Any], *, repeated: bool) -> None:
-        fields = {key: value for key, value in record.items() if key != "step"}
-        self._emitter.emit("step_committed", step=record["step"], repeated=repeated, **fields)
+    def _emit_committed(self, *, repeated: bool) -> None:
+        """Emit the newest step that was computed here, if there is one."""
+        progress = self._stepper.progress
+        if progress.record is not None:
+            committed = StepCommitted(**progress.record.given(), repeated=repeated)
+            self._emitter.emit(committed, step=progress.record_step)

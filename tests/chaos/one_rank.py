@@ -156,5 +156,5 @@ class OneRank:
         fields = {"exited_pid": child.pid, "exit": code}
         injector.on_event(Event("process_exited", "supervisor", 0.0, 0.0, os.getpid(), fields=fields))
 
-    def _emit(self, kind, *, step=None, monotonic_seconds=None, **fields):
-        self.events.append((kind, {**fields, "step": step}))
+    def _emit(self, record, *, step=None, monotonic_seconds=None):
+        self.events.append((record.KIND, {**record.to_fields(), "step": step}))

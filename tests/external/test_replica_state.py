@@ -42,7 +42,9 @@ def looked_at(model, poison=lambda: None, steps=3):
     """What is told of a job of one rank."""
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
     told = []
-    state = ReplicaState(ExternalSubject(lambda: [optimizer]), lambda step, fields: told.append((step, dict(fields))))
+    state = ReplicaState(
+        ExternalSubject(lambda: [optimizer]), lambda step, fields: told.append((step, fields.to_fields()))
+    )
     for step in range(1, steps + 1):
         torch.nan_to_num(model(torch.ones(1, 2)).sum()).backward()
         optimizer.step()

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from chaos.external.uncaught import fields_of, injected_fields
+from chaos.external.uncaught import injected, record_of
 from chaos.in_process.crash import Raise
 from tests.external.jobs import SCRIPTS, python, run_job
 
@@ -37,9 +37,9 @@ def test_it_is_told_before_torch_is_there_with_its_place_and_cause(tmp_path):
     (event,), job = raised_in(tmp_path, text)
     assert (event.rank, event.attempt, event.step, event.source) == (1, 2, None, "rank")
     told = event.fields
-    assert (told["exception"], told["message"], told["failure"]) == ("RuntimeError", "no checkpoint", "own")
+    assert (told["exception"], told.message, told["failure"]) == ("RuntimeError", "no checkpoint", "own")
     assert (told["file"].rpartition("/")[2], told["line"], told["is_injected"]) == ("train.py", 6, False)
-    (cause,) = told["causes"]
+    (cause,) = told.causes
     assert (cause["exception"], cause["line"], cause["link"]) == ("FileNotFoundError", 2, "cause")
     assert job.exit_code == 1
     assert "chaos" not in job.stderr and job.stderr.rstrip().endswith("RuntimeError: no checkpoint")
@@ -116,8 +116,8 @@ def test_the_exception_of_a_worker_is_the_root_of_the_one_that_is_raised_for_it(
         '  File "/home/me/data.py", line 14, in __getitem__\n    raise RuntimeError("shard 3") from error\n'
         "RuntimeError: shard 3\n"
     )
-    told = fields_of(RuntimeError(text))
-    assert [(one["exception"], one["message"], one["line"], one["link"]) for one in told["causes"]] == [
+    told = record_of(RuntimeError(text))
+    assert [(one["exception"], one["message"], one["line"], one["link"]) for one in told.causes] == [
         ("RuntimeError", "shard 3", 14, "remote"),
         ("OSError", "[Errno 28] No space left on device", 12, "cause"),
     ]
@@ -139,19 +139,19 @@ def test_what_the_handler_of_a_signal_raises_while_a_rank_is_held_is_not_injecte
     for held in (None, crash):
         with pytest.raises(RuntimeError) as raised:
             hold(held)
-        told.append(injected_fields(raised.value))
-    assert told[0] is None and told[1]["is_injected"] and told[1]["message"] == "injected"
+        told.append(injected(raised.value))
+    assert told[0] is None and told[1].is_injected and told[1].message == "injected"
 
 
 @pytest.mark.unit
 def test_what_was_suppressed_is_no_cause_and_what_goes_in_circles_ends():
-    told = fields_of(error_of("try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise ValueError('v') from None\n"))
-    assert told["causes"] == []
-    told = fields_of(error_of("try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise ValueError('v')\n"))
-    assert [(one["exception"], one["link"]) for one in told["causes"]] == [("ZeroDivisionError", "context")]
+    told = record_of(error_of("try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise ValueError('v') from None\n"))
+    assert told.causes == ()
+    told = record_of(error_of("try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise ValueError('v')\n"))
+    assert [(one["exception"], one["link"]) for one in told.causes] == [("ZeroDivisionError", "context")]
     first, second = ValueError("first"), ValueError("second")
     first.__cause__, second.__cause__ = second, first
-    assert len(fields_of(first)["causes"]) == 1
+    assert len(record_of(first).causes) == 1
 
 
 @pytest.mark.unit
@@ -160,15 +160,15 @@ def test_a_message_is_bounded_and_a_class_that_has_none_does_no_harm():
         def __str__(self):
             raise RuntimeError("no")
 
-    assert fields_of(Strange())["message"] == ""
-    told = fields_of(ValueError("a" * 100_000 + "the end"))
-    assert len(told["message"]) <= 2000 and told["message"].endswith("the end")
+    assert record_of(Strange()).message == ""
+    told = record_of(ValueError("a" * 100_000 + "the end"))
+    assert len(told.message) <= 2000 and told.message.endswith("the end")
 
 
 @pytest.mark.unit
 def test_a_broken_connection_of_the_scripts_own_is_its_own():
-    assert fields_of(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))["failure"] == "own"
-    assert fields_of(TimeoutError("timed out"))["failure"] == "own"
+    assert record_of(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")).failure == "own"
+    assert record_of(TimeoutError("timed out")).failure == "own"
 
 
 @pytest.mark.external
@@ -184,6 +184,6 @@ def test_what_chaos_raises_is_told_when_it_is_raised_with_the_line_that_it_comes
     raised, uncaught = job.of("rank_raised")
     for event in (raised, uncaught):
         told = event.fields
-        assert (event.step, told["last_step"], told["message"], told["is_injected"]) == (3, 2, "injected", True)
+        assert (event.step, told["last_step"], told.message, told["is_injected"]) == (3, 2, "injected", True)
         assert "backward()" in lines[told["line"] - 1]
     assert job.exit_code == 1

@@ -13,7 +13,9 @@ import time
 from pathlib import Path
 
 from chaos.in_process.agent import Agent
-from mecefo_runtime.system.events import Emitter, SocketSink
+from mecefo_runtime.system.emitter import Emitter
+from mecefo_runtime.system.events import SocketSink
+from mecefo_runtime.system.job_records import RankFinished, RankStarted, StepCommitted
 from mecefo_runtime.system.wire import connect, encode
 
 CHECKPOINT_STEPS = 5
@@ -40,23 +42,18 @@ def main() -> None:
     connection = connect(address, CONNECT_SECONDS)
     connection.sendall(encode({"role": "events"}))
     emitter = Emitter(SocketSink(connection), "rank", rank=rank, node=rank)
-    emitter.emit("rank_started", world_size=world_size)
+    emitter.emit(RankStarted(world_size=world_size))
     resumed = int(asked.resume_from.read_text()) if asked.resume_from and asked.resume_from.exists() else 0
     for step in range(resumed + 1, asked.steps + 1):
         began = time.monotonic()
         agent.announce(step, "forward")
         time.sleep(STEP_SECONDS)
         emitter.emit(
-            "step_committed",
-            step=step,
-            epoch=1,
-            samples=8,
-            began_monotonic=began,
-            committed_monotonic=time.monotonic(),
+            StepCommitted(epoch=1, samples=8, began_monotonic=began, committed_monotonic=time.monotonic()), step=step
         )
         if asked.resume_from and step % CHECKPOINT_STEPS == 0:
             asked.resume_from.write_text(str(step))
-    emitter.emit("rank_finished")
+    emitter.emit(RankFinished())
     print("all steps done")
 
 

@@ -19,7 +19,7 @@ from harness.judging import gates
 from harness.judging.summary import Summary
 from mecefo_runtime import planners
 from mecefo_runtime.job.config import JobConfig
-from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.system.process import ProcessId
 from tests.harness import synthetic
 from tests.integration.runs import run_chaos

@@ -16,6 +16,7 @@ from chaos.host.run_files import EVENTS_FILE
 from chaos.host.undo_record import UndoRecord
 from chaos.language.target import ResolvedTarget, Scope
 from mecefo_runtime.system.reason import Reason
+from mecefo_runtime.system.run_records import Telemetry
 
 
 class EccParameters(BaseModel):
@@ -61,7 +62,12 @@ class EccTelemetry(Fault[EccParameters]):
         log = context.run_folder / EVENTS_FILE
         self._log_position = log.stat().st_size if log.exists() else 0
         for rank in act.ranks:
-            context.emit("telemetry", rank=rank, record=self._record, **self.parameters.model_dump())
+            given = self.parameters
+            context.emit(
+                Telemetry(
+                    of_rank=rank, xid=given.xid, ecc_sbe=given.ecc_sbe, ecc_dbe=given.ecc_dbe, record=self._record
+                )
+            )
 
     async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
         """Read the records back from the log: an event is written before its emission returns."""

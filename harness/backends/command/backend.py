@@ -27,8 +27,10 @@ from harness.backends.command.run import CommandRun
 from harness.backends.command.start import agent_environment, with_site
 from harness.control.control_server import ControlServer
 from mecefo_runtime.job.layout import Cluster
-from mecefo_runtime.system.events import MAIN_JOB, Emitter
+from mecefo_runtime.system.emitter import Emitter
+from mecefo_runtime.system.events import MAIN_JOB
 from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.run_records import Warned
 
 _PR_SET_PDEATHSIG = 1
 # Resolved before any fork: afterwards, in the child, only the call itself is safe.
@@ -58,7 +60,7 @@ class CommandBackend:
         """Nothing to prepare: the command starts its own processes."""
         if inherited.children_were_ignored():
             message = "SIGCHLD was ignored here, and is not for the command: its launcher must know how its ranks ended"
-            self._emitter.emit("warning", message=message)
+            self._emitter.emit(Warned(message=message))
 
     async def prepare_job(self, name: str, job: AnyConfig, *, with_agents: bool) -> LocalCommand:
         """Prepare a job without starting it."""
@@ -77,7 +79,7 @@ class CommandBackend:
         if self._networked is not None:
             await running.make_networks(self._networked)
             message = "the command's ranks have separate networks, from which nothing outside can be reached"
-            self._emitter.emit("warning", message=message)
+            self._emitter.emit(Warned(message=message))
         return running
 
     async def close(self) -> None:

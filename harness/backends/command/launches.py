@@ -21,14 +21,14 @@ _OF_A_START = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR
 
 
 # torch 2.11-2.13, `torch/distributed/elastic/agent/server/local_elastic_agent.py`, which Accelerate uses, too.
-_RESTARTS = {"num_restarts": "TORCHELASTIC_RESTART_COUNT", "max_restarts": "TORCHELASTIC_MAX_RESTARTS"}
+_RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
 _NUMBER = re.compile(r"\d{1,9}")
 
 
-def restarts_of(environment: Mapping[str, str]) -> dict[str, int | None]:
+def restarts_of(environment: Mapping[str, str]) -> tuple[int | None, int | None]:
     """How often the launcher of a rank has restarted the ranks, and how often it may; None: it does not say."""
-    found = {name: environment.get(variable, "") for name, variable in _RESTARTS.items()}
-    return {name: int(text) if _NUMBER.fullmatch(text) else None for name, text in found.items()}
+    num, most = (environment.get(variable, "") for variable in _RESTARTS)
+    return (int(num) if _NUMBER.fullmatch(num) else None, int(most) if _NUMBER.fullmatch(most) else None)
 
 
 @dataclass(slots=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from chaos.in_process.protocol import AgentListener, AgentSession, At, Begin, FromInjector, Holds, Refused
-from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.emitter import Emitter
+from mecefo_runtime.system.job_records import StepCommitted
 from mecefo_runtime.system.process import ProcessId
 
 
@@ -52,10 +52,10 @@ class LogSteps:
         named = match.groupdict()
         number = named.get("step") or (match[1] if match.re.groups and "step" not in named else None)
         step = int(number) if number is not None and number.isdecimal() else self._num_seen
-        told: dict[str, Any] = {}
+        committed = StepCommitted(epoch=1)
         with suppress(TypeError, ValueError):
-            told["loss"] = float(named.get("loss") or "")
-        self._emitter.emit("step_committed", step=step, epoch=1, **told)
+            committed = StepCommitted(epoch=1, loss=float(named.get("loss") or ""))
+        self._emitter.emit(committed, step=step)
         self._reach(step + 1)
 
     def _reach(self, step: int) -> None:

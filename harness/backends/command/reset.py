@@ -15,7 +15,8 @@ from chaos.errors import EnvironmentFailure
 from chaos.experiment.command_job import CommandConfig
 from chaos.host import inherited
 from harness.analysis.words import exit_text
-from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.command_records import JobReset
+from mecefo_runtime.system.emitter import Emitter
 
 LOG = "reset.log"
 TIMEOUT_SECONDS = 600.0
@@ -52,7 +53,7 @@ async def reset(job: CommandConfig, environment: Mapping[str, str], logs: Path, 
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-    emitter.emit("job_reset", reset_command=job.reset, exit=code, seconds=time.monotonic() - began)
+    emitter.emit(JobReset(reset_command=job.reset, exit=code, seconds=time.monotonic() - began))
     if code:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         said = f": {lines[-1].strip()}" if lines else ""

@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from chaos.experiment.command_job import CommandConfig
 from chaos.external.identity import JOB_VARIABLE
@@ -21,7 +21,7 @@ from chaos.host.run_processes import RUN_VARIABLE
 from chaos.in_process.protocol import Start
 from harness.analysis.command.failure_cause import EXITED, PIPE, FailureCause
 from harness.analysis.command.unseen import Unseen
-from harness.analysis.job_failures import failure_fields
+from harness.analysis.job_failures import job_failed
 from harness.analysis.words import count, exit_text
 from harness.backends.command.endings import deciding_end
 from harness.backends.command.failing import FailureFacts, failure_reason, is_pipe
@@ -34,9 +34,20 @@ from harness.backends.command.rank_launchers import RankLaunchers, is_shell
 from harness.backends.ending_job import EndingJob
 from harness.backends.exits import REAPED_SECONDS, exit_of
 from harness.control.control_server import ControlServer
-from mecefo_runtime.system.events import MAIN_JOB, Emitter, Event
+from mecefo_runtime.system.command_records import NoStepSeen, OrphansEnded
+from mecefo_runtime.system.emitter import Emitter
+from mecefo_runtime.system.events import MAIN_JOB, Event
+from mecefo_runtime.system.job_records import (
+    AttemptStarted,
+    CulpritNamed,
+    JobFailed,
+    ProcessExited,
+    ProcessStarted,
+    Rejoined,
+)
 from mecefo_runtime.system.process import ProcessId
 from mecefo_runtime.system.reason import Reason
+from mecefo_runtime.system.run_records import Warned
 from mecefo_runtime.system.wire import Message
 
 STOP_TIMEOUT_SECONDS = 5.0
@@ -117,7 +128,7 @@ class CommandRun(EndingJob, ABC):
     def _has_begun(self, node: int, process: ProcessId) -> None:
         """The command runs on `node`."""
         self._launchers[node] = OwnedProcess("launcher", process, node=node if len(self._logs) > 1 else None)
-        self._emit_start(self._launchers[node])
+        self._emitter.emit(_started(self._launchers[node]))
 
     def _follow(self) -> None:
         """From the start on: until the job is over."""
@@ -255,7 +266,7 @@ class CommandRun(EndingJob, ABC):
         attempt = self._launches.observe(process, rank, int(hello["attempt"]))
         if environment_of(process.pid).get(RUN_VARIABLE) != self._run_id:
             self._emitter.emit(
-                "warning", message=f"rank {rank} (pid {process.pid}) is not marked as a process of this run"
+                Warned(message=f"rank {rank} (pid {process.pid}) is not marked as a process of this run")
             )
             return attempt
         self._lost.pop(rank, None)
@@ -269,9 +280,10 @@ class CommandRun(EndingJob, ABC):
         is_other = world_size > num_ranks if replica is not None else world_size != num_ranks
         if not self._ranks and is_other:
             self._emitter.emit(
-                "warning",
-                message=f"the job has {count(world_size, 'rank')}, and the plan expected {num_ranks}: "
-                "give the numbers with --nodes and --gpus-per-node",
+                Warned(
+                    message=f"the job has {count(world_size, 'rank')}, and the plan expected {num_ranks}: "
+                    "give the numbers with --nodes and --gpus-per-node"
+                )
             )
         if self._others_train_on(rank):
             self._coming_back[process.pid] = rank
@@ -302,12 +314,15 @@ class CommandRun(EndingJob, ABC):
         """The job's ranks are started for that time, if they were not yet; `process` is that of one of them."""
         if attempt > self._attempt:
             self._attempt = attempt
+            num_restarts, max_restarts = restarts_of(environment_of(process.pid))
             self._emitter.emit(
-                "attempt_started",
+                AttemptStarted(
+                    attempt_number=attempt,
+                    world_size=world_size,
+                    num_restarts=num_restarts,
+                    max_restarts=max_restarts,
+                ),
                 monotonic_seconds=began_seconds,
-                attempt_number=attempt,
-                world_size=world_size,
-                **restarts_of(environment_of(process.pid)),
             )
 
     def _tell_start(self, owned: OwnedProcess, rank: int, attempt: int, began_seconds: float | None = None) -> None:
@@ -315,13 +330,13 @@ class CommandRun(EndingJob, ABC):
         if self._told.get(owned.process) != (rank, attempt):
             self._told[owned.process] = rank, attempt
             parent = parent_of(owned.process.pid)
-            self._emit_start(
-                owned,
-                monotonic_seconds=began_seconds,
+            started = ProcessStarted(
+                **_started(owned).given(),
                 started_rank=rank,
                 rank_attempt=attempt,
                 parent_pid=None if parent is None else parent.pid,
             )
+            self._emitter.emit(started, monotonic_seconds=began_seconds)
 
     def _follow_exit(self, owned: OwnedProcess) -> None:
         if owned.process.pid not in self._exits:
@@ -342,8 +357,8 @@ class CommandRun(EndingJob, ABC):
         if event.kind == "step_committed":
             self._num_steps += 1
             if (back := self._coming_back.pop(event.pid, None)) is not None:
-                group = sorted(rank for rank, one in self._replica_of.items() if one == self._replica_of[back])
-                self._emitter.emit("rejoined", epoch=self._attempt, ranks=group)
+                group = (rank for rank, one in self._replica_of.items() if one == self._replica_of[back])
+                self._emitter.emit(Rejoined(epoch=self._attempt, ranks=tuple(sorted(group))))
         elif event.kind == "ended_without_step":
             self._has_idle = True
             self._has_compiled = self._has_compiled or bool(event.fields.get("is_compiled"))
@@ -377,7 +392,7 @@ class CommandRun(EndingJob, ABC):
     def _has_ended(self, node: int, code: int) -> None:
         """The command has ended on `node`."""
         if (owned := self._launchers.pop(node, None)) is not None:
-            self._emitter.emit("process_exited", role="launcher", exited_pid=owned.process.pid, exit=code)
+            self._emitter.emit(ProcessExited(role="launcher", exited_pid=owned.process.pid, exit=code))
         self._codes.setdefault(node, code)
         if self._codes.keys() >= self._logs.keys():
             self._are_over.set()
@@ -392,9 +407,9 @@ class CommandRun(EndingJob, ABC):
             self._log_steps.close()
         await self._until_gone(FAREWELL_SECONDS)
         if not self._is_stopping and (left := self._kill_own()):
-            ranks = sorted({self._told[one][0] for one in left if one in self._told})
-            pids = sorted(one.pid for one in left)
-            self._emitter.emit("orphans_ended", num_processes=len(left), ranks=ranks, pids=pids)
+            ranks = tuple(sorted({self._told[one][0] for one in left if one in self._told}))
+            pids = tuple(sorted(one.pid for one in left))
+            self._emitter.emit(OrphansEnded(num_processes=len(left), ranks=ranks, pids=pids))
         await self._control.drained(FAREWELL_SECONDS)
         if self._outcome.done():
             return
@@ -414,12 +429,14 @@ class CommandRun(EndingJob, ABC):
         if code > 0 and log.has_failed_restart and self._start_setting(STORE_SETTING) != "1":
             ended = f"{ended}{OLD_ADDRESSES}"
         if code < 0:
-            self._fail(ended, exit=code)
+            failed = job_failed(Reason("command_killed", sentence=ended))
+            self._fail(JobFailed(**failed.given(), exit=code))
             return
         cause = self._facts.cause(log.printed())
         printed = None if self._num_steps else log.last_lines()
         reason = failure_reason(ended, cause, self._logs[node].name, log.last_words(), printed)
-        self._fail(f"{reason}{self._hint(node)}", exit=code, cause=None if cause is None else cause.to_dict())
+        failed = job_failed(Reason("command_failed", sentence=f"{reason}{self._hint(node)}"))
+        self._fail(JobFailed(**failed.given(), exit=code, cause=None if cause is None else cause.to_dict()))
 
     def _end_well(self, node: int) -> None:
         """The command has ended with exit code 0: it completed, unless none of its ranks did."""
@@ -430,10 +447,11 @@ class CommandRun(EndingJob, ABC):
             # A pipe hides the exit code of a program that failed.
             cause = self._facts.cause(self._launcher_logs[node].printed())
             self._emitter.emit(
-                "no_step_seen",
-                why=self.why_unseen(),
-                cause=None if cause is None else cause.to_dict(),
-                is_pipe=is_pipe(self._job.command),
+                NoStepSeen(
+                    why=self.why_unseen(),
+                    cause=None if cause is None else cause.to_dict(),
+                    is_pipe=is_pipe(self._job.command),
+                )
             )
         self._finish("completed")
 
@@ -450,19 +468,18 @@ class CommandRun(EndingJob, ABC):
             cause = FailureCause(EXITED, rank, exit=code)
         reason = failure_reason(ended, cause, self._logs[node].name, "")
         hint = f". {PIPE}" if is_pipe(self._job.command) else ""
-        why = Reason("no_rank_completed", sentence=f"{reason}{hint}")
-        self._emitter.emit("job_failed", **failure_fields(why), exit=0, cause=cause.to_dict())
+        failed = job_failed(Reason("no_rank_completed", sentence=f"{reason}{hint}"))
+        self._emitter.emit(JobFailed(**failed.given(), exit=0, cause=cause.to_dict()))
         return True
 
     def _hint(self, node: int) -> str:
         """What may have been in its way there, as a sentence after the reason."""
         return ""
 
-    def _fail(self, reason: str, **known: Any) -> None:
+    def _fail(self, failed: JobFailed) -> None:
         """The job has failed, and nothing else is said of how it ended."""
         if not self._outcome.done():
-            code = "command_killed" if (known.get("exit") or 0) < 0 else "command_failed"
-            self._emitter.emit("job_failed", **failure_fields(Reason(code, sentence=reason)), **known)
+            self._emitter.emit(failed)
             self._finish("failed")
 
     async def _tell_exit(self, process: ProcessId) -> None:
@@ -482,12 +499,7 @@ class CommandRun(EndingJob, ABC):
         if code and self._is_newest(process, rank):
             self._lost[rank] = code
         self._emitter.emit(
-            "process_exited",
-            role="rank",
-            exited_pid=process.pid,
-            exit=code,
-            exited_rank=rank,
-            rank_attempt=attempt,
+            ProcessExited(role="rank", exited_pid=process.pid, exit=code, exited_rank=rank, rank_attempt=attempt)
         )
 
     def _is_newest(self, process: ProcessId, rank: int) -> bool:
@@ -507,7 +519,7 @@ class CommandRun(EndingJob, ABC):
                     self._log_steps.feed(line)
             for pid in log.culprits(lines):
                 if (rank := self._rank_of_pid.get((node, pid))) is not None:
-                    self._emitter.emit("culprit_named", ranks=[rank], how="torchrun")
+                    self._emitter.emit(CulpritNamed(ranks=(rank,), how="torchrun"))
 
     # ---- stopping ----
 
@@ -551,13 +563,7 @@ class CommandRun(EndingJob, ABC):
         while self._own_processes() and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(SEARCH_POLL_SECONDS)
 
-    def _emit_start(self, owned: OwnedProcess, *, monotonic_seconds: float | None = None, **fields: Any) -> None:
-        process = owned.process
-        self._emitter.emit(
-            "process_started",
-            monotonic_seconds=monotonic_seconds,
-            role=owned.role,
-            started_pid=process.pid,
-            start_ticks=process.start_ticks,
-            **fields,
-        )
+
+def _started(owned: OwnedProcess) -> ProcessStarted:
+    process = owned.process
+    return ProcessStarted(role=owned.role, started_pid=process.pid, start_ticks=process.start_ticks)

@@ -42,8 +42,10 @@ from harness.control.pid_namespaces import HostPids
 from harness.network.links import new_mark
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.rank_environment import RankEnvironment
-from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.emitter import Emitter
+from mecefo_runtime.system.job_records import ProcessStarted
 from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.run_records import ContainerReady, NodesStarting, Warned
 from mecefo_runtime.system.wire import UNIX
 from mecefo_runtime.training.exporter import AUTO
 
@@ -120,7 +122,7 @@ class DockerBackend:
         network, self._addresses = await self._calls.call(self._make_network)
         self._network = network
         self._mark = new_mark()
-        self._emitter.emit("nodes_starting", num_nodes=self._spec.cluster.nodes, image=self._spec.image)
+        self._emitter.emit(NodesStarting(num_nodes=self._spec.cluster.nodes, image=self._spec.image))
         try:
             async with asyncio.TaskGroup() as starts:
                 for name in self._addresses:
@@ -249,10 +251,11 @@ class DockerBackend:
                     f"{error}. Its memory is limited to {limit}: a node takes some 350 MiB"
                 ) from error
             self._emitter.emit(
-                "container_ready",
-                container=name,
-                container_attempt=self._num_starts[name],
-                start_seconds=asyncio.get_running_loop().time() - began_seconds,
+                ContainerReady(
+                    container=name,
+                    container_attempt=self._num_starts[name],
+                    start_seconds=asyncio.get_running_loop().time() - began_seconds,
+                )
             )
             if name == COORDINATOR:
                 for job, port in self._ports.items():
@@ -277,11 +280,7 @@ class DockerBackend:
         if self._memory is not None and name.startswith("node-"):
             self._memory.begin(name, process)
         self._emitter.emit(
-            "process_started",
-            role="container",
-            container=name,
-            started_pid=process.pid,
-            start_ticks=process.start_ticks,
+            ProcessStarted(role="container", container=name, started_pid=process.pid, start_ticks=process.start_ticks)
         )
         return container
 
@@ -351,14 +350,14 @@ class DockerBackend:
             job.on_backend_lost(loss)
 
     def _on_out_of_memory(self, message: str) -> None:
-        self._emitter.emit("warning", message=message)
+        self._emitter.emit(Warned(message=message))
         for job in self.jobs:
             job.on_out_of_memory(EnvironmentFailure(message))
 
     def _on_taken_out(self, name: str, network: str) -> None:
         part = name.removeprefix(HOLDER_PREFIX)
         message = f"{part} was removed from the run's network {network}: it reaches no other node"
-        self._emitter.emit("warning", message=message)
+        self._emitter.emit(Warned(message=message))
 
     def _on_end(self, name: str) -> None:
         """A container has ended. Of a node and the coordinator, those who ran in it are missed; of a network nobody."""
@@ -367,9 +366,7 @@ class DockerBackend:
             self._memory.look()
         if name.startswith(HOLDER_PREFIX) and not self._is_closing:
             part = name.removeprefix(HOLDER_PREFIX).partition(".")[0]
-            self._emitter.emit(
-                "warning", message=f"the container that holds the network of {part} ended: it has no links"
-            )
+            self._emitter.emit(Warned(message=f"the container that holds the network of {part} ended: it has no links"))
 
     def _on_exit(self, process: ProcessId, code: int) -> None:
         if code and self._memory is not None:

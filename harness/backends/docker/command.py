@@ -10,11 +10,14 @@ from typing import Any, ClassVar, Protocol
 from chaos.experiment.command_job import CommandConfig
 from chaos.faults.base import LauncherLeft, LinkHost, OwnedProcess
 from chaos.host.run_files import JOB_LOG, job_log_of
+from harness.analysis.job_failures import job_failed
 from harness.backends.command.run import CommandRun
 from harness.backends.docker.hints import hint
 from harness.control.control_server import ControlServer
-from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.reason import Reason
+from mecefo_runtime.system.run_records import Warned
 from mecefo_runtime.system.wire import Message
 
 KILLED = -9
@@ -113,15 +116,16 @@ class ContainerCommand(CommandRun):
         twin = self._ranks.get(rank)
         # A launcher that starts its ranks again may do that on another node, and counts it.
         if twin is not None and twin.node != node and int(hello["attempt"]) == 1 and twin.process.is_running():
-            self._fail(_not_one_job(rank, (int(twin.node or 0), node)))
+            sentence = _not_one_job(rank, (int(twin.node or 0), node))
+            self._fail(job_failed(Reason("command_failed", sentence=sentence)))
         is_as_planned = rank >= cluster.num_ranks or cluster.node_of(rank) == node
         if not is_as_planned and not self._has_warned:
             self._has_warned = True
-            self._emitter.emit(
-                "warning",
-                message=f"rank {rank} is on node {node}, and the plan expected node {cluster.node_of(rank)}: a fault "
-                "of a node hits the ranks that are on it, and one of a link the nodes that the plan expected",
+            message = (
+                f"rank {rank} is on node {node}, and the plan expected node {cluster.node_of(rank)}: a fault "
+                "of a node hits the ranks that are on it, and one of a link the nodes that the plan expected"
             )
+            self._emitter.emit(Warned(message=message))
         return super().on_agent(hello, process)
 
     def _hint(self, node: int) -> str:

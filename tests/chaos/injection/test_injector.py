@@ -115,9 +115,9 @@ class Stage:
         self.holds = {}
         self._sessions = {}
 
-    def emit(self, kind, *, step=None, monotonic_seconds=None, **fields):
-        self.trace.append(kind)
-        self.events.append((kind, step, fields))
+    def emit(self, record, *, step=None, monotonic_seconds=None):
+        self.trace.append(record.KIND)
+        self.events.append((record.KIND, step, record.to_fields()))
 
     def arrive(self, place, step=5, phase="backward"):
         """A rank, or a snapshot process, comes to a hold."""

@@ -39,8 +39,8 @@ def play(folder, retrigger, num_attempts, *, num_held=99):
         sessions = AgentSessions()
         context = FaultContext(processes=None, inside=sessions, watch=Watch(), run_folder=folder)
 
-        def emit(kind, *, step=None, monotonic_seconds=None, **fields):
-            events.append((kind, fields))
+        def emit(record, *, step=None, monotonic_seconds=None):
+            events.append((record.KIND, record.to_fields()))
 
         with Ledger(folder / "ledger.jsonl") as ledger:
             faults = {"note-acts": create_fault([])}

@@ -1,7 +1,5 @@
 """Why a command's job failed, from its events: what came first, and is no consequence of something else."""
 
-from dataclasses import replace
-
 import pytest
 
 from chaos.external.exception_kind import OWN, PEER, TIMEOUT
@@ -22,9 +20,10 @@ class Story:
     def __init__(self):
         self.records, self.at = [], 100.0
 
-    def tell(self, kind, *, rank=None, pid=1, step=None, **fields):
+    def tell(self, kind, *, rank=None, pid=1, step=None, process_attempt=1, **fields):
         self.at += 1.0
-        self.records.append(parse(Event(kind, "x", self.at, self.at, pid, rank=rank, step=step, fields=fields)))
+        event = Event(kind, "x", self.at, self.at, pid, process_attempt, rank=rank, step=step, fields=fields)
+        self.records.append(parse(event))
         return self
 
     def attempt(self, number, ranks=(0, 1)):
@@ -112,8 +111,7 @@ def test_one_that_came_before_any_greeting_counts():
 def test_an_attempt_that_came_to_nothing_else_is_one():
     story = Story().attempt(1).injected("kill-process", 1).exited(1, 1, -9)
     assert story.words().startswith("rank 1 was killed")
-    story.raised(2, 0, "EOFError", "Ran out of input", step=None)
-    story.records[-1] = replace(story.records[-1], attempt=2)
+    story.raised(2, 0, "EOFError", "Ran out of input", step=None, process_attempt=2)
     assert story.words() == "rank 0 raised EOFError: Ran out of input (train.py:35)"
 
 

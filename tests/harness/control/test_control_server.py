@@ -25,7 +25,9 @@ from mecefo_runtime.comm import messages
 from mecefo_runtime.comm.messages import StopNode
 from mecefo_runtime.launch.sinks import connect_sink
 from mecefo_runtime.system import strangers
-from mecefo_runtime.system.events import Emitter, Event
+from mecefo_runtime.system.emitter import Emitter
+from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.job_records import RankStarted
 from mecefo_runtime.system.strangers import BUFFER_BYTES, read_line
 from mecefo_runtime.system.wire import MAX_LINE_BYTES, UNIX, Connection, WireError, decode, encode
 from tests.harness.store.test_hostile_files import HOSTILE, put
@@ -314,7 +316,7 @@ def test_events_and_orders_go_through_it():
 
     async def talk(server):
         sink = await asyncio.to_thread(connect_sink, server.address)
-        Emitter(sink, "rank").emit("rank_started", step=3)
+        Emitter(sink, "rank").emit(RankStarted(), step=3)
         role = {"role": "supervisor", "job": "main", "node": 1}
         orders = await asyncio.to_thread(Connection.open, server.address, role, DEADLINE_SECONDS)
         while not server.order("main", 1, StopNode()):

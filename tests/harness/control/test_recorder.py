@@ -7,7 +7,8 @@ import pytest
 
 from chaos.errors import EnvironmentFailure
 from harness.control.recorder import Recorder
-from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.emitter import Emitter
+from mecefo_runtime.system.run_records import Warned
 
 pytestmark = pytest.mark.unit
 
@@ -33,5 +34,5 @@ def test_half_a_line_tells_what_is_full(tmp_path, number, said, unsaid):
     recorder.close()
     recorder._file = Short(number)
     with pytest.raises(EnvironmentFailure) as failure:
-        Emitter(recorder.write, "conductor").emit("warning", message="x")
+        Emitter(recorder.write, "conductor").emit(Warned(message="x"))
     assert said in str(failure.value) and unsaid not in str(failure.value)

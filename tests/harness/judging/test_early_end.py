@@ -12,7 +12,8 @@ from harness.analysis.step_ledger import read_steps
 from harness.judging import early_end
 from harness.judging.early_end import EarlyEnd, can_end_early, check_gates
 from harness.judging.gates import Gate, GateError
-from mecefo_runtime.system.events import Emitter, Event
+from mecefo_runtime.system.emitter import Emitter
+from mecefo_runtime.system.events import Event
 from tests.harness.summaries import summarized
 from tests.harness.synthetic import DETECT_SECONDS, Fault, loss_of, run, shifted
 

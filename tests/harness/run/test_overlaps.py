@@ -9,7 +9,8 @@ from harness.comparison.sample import Run, Sample, overlapped_words
 from harness.judging.summary import Summary
 from harness.run import overlaps
 from harness.run.overlaps import Overlaps
-from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.emitter import Emitter
+from mecefo_runtime.system.run_records import RunOverlapped
 from tests.harness.summaries import summarized
 from tests.harness.synthetic import run
 
@@ -79,8 +80,9 @@ def log_with(*overlapped):
     last = events.pop()
     for other, since, until in overlapped:
         ended = None if until is None else began + until
-        emitter.emit("run_overlapped", other_run=other.run, folder="/runs/x" if other is LATER else None,
-                     uid=other.uid, began_monotonic=began + since, ended_monotonic=ended)  # fmt: skip
+        folder, began_there = "/runs/x" if other is LATER else None, began + since
+        told = {"folder": folder, "uid": other.uid, "began_monotonic": began_there, "ended_monotonic": ended}
+        emitter.emit(RunOverlapped(other_run=other.run, **told))
     last.fields["num_events"] = len(events) + 1
     return [*events, last]
 

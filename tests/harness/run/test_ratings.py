@@ -70,7 +70,7 @@ def emulated(time_scale: float, *, is_chosen: bool) -> JobConfig:
 def test_an_emulated_device_runs_at_the_scale_of_the_earlier_run_unless_another_was_asked_for():
     first = emulated(2.0, is_chosen=True)
     assert first.ratings is not None and first.rating_origin is not None
-    earlier = {"costs": first.ratings.to_dict(), **first.rating_origin}
+    earlier = {"costs": first.ratings.to_dict(), **first.rating_origin.to_fields()}
     again = with_ratings(emulated(3.0, is_chosen=True), earlier)
     assert isinstance(again, JobConfig) and again.emulation is not None and again.ratings is not None
     assert again.emulation.time_scale == pytest.approx(2.0)

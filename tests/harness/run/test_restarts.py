@@ -14,7 +14,8 @@ from chaos.language.trigger import Duration, Trigger
 from chaos.plan.incident import Incident
 from harness.run import restarts
 from harness.run.restarts import Restarts
-from mecefo_runtime.system.events import MAIN_JOB, Emitter
+from mecefo_runtime.system.emitter import Emitter
+from mecefo_runtime.system.events import MAIN_JOB
 
 pytestmark = pytest.mark.unit
 

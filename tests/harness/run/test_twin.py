@@ -13,7 +13,9 @@ from harness.run import twin as twin_module
 from harness.run.job_run import JobRun
 from harness.run.twin import Twin
 from mecefo_runtime.job.config import JobConfig
-from mecefo_runtime.system.events import TWIN_JOB, Emitter, Event
+from mecefo_runtime.system.emitter import Emitter
+from mecefo_runtime.system.events import TWIN_JOB, Event
+from mecefo_runtime.system.job_records import StepCommitted
 from mecefo_runtime.system.process import ProcessId
 
 pytestmark = pytest.mark.unit
@@ -64,7 +66,7 @@ class FakeBackend:
 
 def committed(step: int) -> Event:
     fields = {"loss": 1.0, "tokens": 1, "epoch": 1, "repeated": False}
-    return Emitter(lambda event: None, "rank", job=TWIN_JOB).emit("step_committed", step=step, **fields)
+    return Emitter(lambda event: None, "rank", job=TWIN_JOB).emit(StepCommitted(**fields), step=step)
 
 
 class Stage:

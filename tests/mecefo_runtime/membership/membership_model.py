@@ -35,6 +35,7 @@ from mecefo_runtime.membership.membership import Membership
 from mecefo_runtime.planners import find
 from mecefo_runtime.recovery.regroup import Rules
 from mecefo_runtime.step.health import after_commit
+from mecefo_runtime.system.record import Record
 from tests.planning import COSTS, layout_of
 
 CLUSTER = Cluster(nodes=2, gpus_per_node=2, data_parallel=2, pipeline=2, num_layers=4, num_microbatches=8)
@@ -354,8 +355,8 @@ class World:
         if rank in self.writers:
             self.cut(self.writers.pop(rank))
 
-    def emit(self, kind: str, *, step: int | None = None, **fields: object) -> None:
-        self.events.append((kind, {"step": step, **fields}))
+    def emit(self, record: Record, *, step: int | None = None) -> None:
+        self.events.append((record.KIND, {"step": step, **record.to_fields()}))
 
     # ---- what can happen ----
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from mecefo_runtime.checkpoint.durable import Durable
 from mecefo_runtime.comm.messages import (
@@ -30,6 +30,8 @@ from mecefo_runtime.planners import find, stops_on_loss
 from mecefo_runtime.recovery.places import filling_places
 from mecefo_runtime.recovery.regroup import Rules
 from mecefo_runtime.snapshots.messages import ToSnapshotProcess
+from mecefo_runtime.system.job_records import RatingsAgreed
+from mecefo_runtime.system.record import Record
 from tests.planning import COSTS
 
 CLUSTER = Cluster(nodes=4, gpus_per_node=2, data_parallel=4, pipeline=2, num_layers=4, num_microbatches=16)
@@ -126,7 +128,7 @@ class World:
         must_resume: bool = False,
         max_fruitless_restarts: int = 100,
         evicts_corrupt: bool = False,
-        rating_origin: Mapping[str, object] | None = None,
+        rating_origin: RatingsAgreed | None = None,
         has_snapshots: bool = False,
         protects_snapshots: bool = False,
         cluster: Cluster = CLUSTER,
@@ -191,8 +193,8 @@ class World:
     def hang_up(self, rank: int) -> None:
         self.hung_up.append(rank)
 
-    def emit(self, kind: str, *, step: int | None = None, **fields: object) -> None:
-        self.events.append((kind, {"step": step, **fields}))
+    def emit(self, record: Record, *, step: int | None = None) -> None:
+        self.events.append((record.KIND, {"step": step, **record.to_fields()}))
 
     def kinds(self) -> list[str]:
         return [kind for kind, _ in self.events]

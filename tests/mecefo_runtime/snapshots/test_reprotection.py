@@ -20,6 +20,7 @@ from mecefo_runtime.snapshots.messages import Reencode, Settle, SnapshotsHello, 
 from mecefo_runtime.snapshots.reading import fetch_pieces
 from mecefo_runtime.state.model_state import ModelState
 from mecefo_runtime.state.units import UnitState
+from mecefo_runtime.system.record import Record
 from mecefo_runtime.system.wire import Connection, token_matches
 from mecefo_runtime.system.wire_messages import to_wire
 from tests.mecefo_runtime.snapshots.real_process import LINEAGE, TOKEN, are_equal, wait_until
@@ -91,8 +92,8 @@ class Coordinator:
         pieces, missing = plan_pieces(RESTORED, offers, NOTHING_HELD)
         return None if missing else pieces
 
-    def emit(self, kind: str, *, step: int | None = None, **fields: Any) -> None:
-        self.events.append((kind, {"step": step, **fields}))
+    def emit(self, record: Record, *, step: int | None = None) -> None:
+        self.events.append((record.KIND, {"step": step, **record.to_fields()}))
 
     def tell_snapshots(self, node: int, message: ToSnapshotProcess) -> None:
         if isinstance(message, Settle) and self.refuses_settling:

@@ -104,7 +104,7 @@ def test_an_activation_is_here_unchanged_when_it_is_due_and_no_sooner():
         received_BTH = torch.empty(2, 3, 5)
         due_seconds = traffic.receive(groups, received_BTH, 0, 7, began)
         assert time.monotonic() >= due_seconds - MAX_EARLY_SECONDS
-        assert traffic.account()["link_seconds"] == pytest.approx(0.3)
+        assert traffic.link is not None and traffic.link.rated_seconds == pytest.approx(0.3)
         return began, due_seconds, torch.equal(received_BTH, x_BTH)
 
     (posted_seconds, _, _), (_, due_seconds, is_equal) = on_two_ranks(act)
@@ -124,7 +124,7 @@ def test_without_links_nothing_waits_and_nothing_is_added():
         received_BTH = torch.empty(2, 3, 5)
         assert traffic.receive(groups, received_BTH, 0, 7, time.monotonic()) == 0.0
         traffic.wait(groups, time.monotonic() + DEADLINE_SECONDS)
-        return torch.equal(received_BTH, x_BTH) and not traffic.account()
+        return torch.equal(received_BTH, x_BTH) and traffic.link is None
 
     assert on_two_ranks(act) == [True, True]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from math import inf, nan
@@ -34,6 +34,7 @@ from mecefo_runtime.step.ratings import Ratings
 from mecefo_runtime.step.step import Stepper
 from mecefo_runtime.step.step_stats import STEP_STATS_SIZE
 from mecefo_runtime.system.dilation import pacer_for
+from mecefo_runtime.system.job_records import StepCommitted
 
 pytestmark = pytest.mark.unit
 
@@ -102,7 +103,7 @@ class Rank:
     def on_judged(self, epoch_number: int, step: int, judgement: Judgement) -> None:
         self.judgements.append(judgement)
 
-    def on_applied(self, record: Mapping[str, Any]) -> None:
+    def on_applied(self, step: int, record: StepCommitted) -> None:
         """It is known from `progress`."""
 
     @property
@@ -144,8 +145,8 @@ def test_a_step_is_computed_and_committed() -> None:
     progress = rank.stepper.progress
     assert (progress.committed_step, progress.ready) == (1, None)
     assert progress.record is not None and progress.totals is not None
-    assert (progress.record["tokens"], progress.record["samples"]) == (JOB.tokens_per_step, JOB.samples_per_step)
-    assert progress.record["loss"] == pytest.approx(5.5, abs=0.5)  # of 256 tokens, before anything is learned
+    assert (progress.record.tokens, progress.record.samples) == (JOB.tokens_per_step, JOB.samples_per_step)
+    assert progress.record.loss == pytest.approx(5.5, abs=0.5)  # of 256 tokens, before anything is learned
     assert not torch.equal(rank.parameters, before)
     assert rank.phases == ["data", "forward", "backward", "reduce", "optimizer", "commit"]
 
@@ -221,7 +222,7 @@ def test_whoever_merely_gets_such_numbers_finds_its_own_state_in_order(monkeypat
     assert not rank.stepper.distrusted
     assert torch.equal(rank.parameters, before), "a step that is left out changes nothing"
     assert rank.stepper.progress.committed_step == 1
-    assert rank.stepper.progress.record is not None and rank.stepper.progress.record["skipped"]
+    assert rank.stepper.progress.record is not None and rank.stepper.progress.record.skipped
 
 
 def test_who_looks_away_heals_nothing() -> None:
@@ -306,7 +307,7 @@ def test_what_was_computed_outlives_a_broken_reduction(is_kept: bool) -> None:
     assert torch.equal(rank.parameters, twin.parameters)
     for key in ("loss", "tokens", "samples", "samples_checksum", "grad_norm"):
         assert rank.stepper.progress.record is not None and twin.stepper.progress.record is not None
-        assert rank.stepper.progress.record[key] == twin.stepper.progress.record[key]
+        assert getattr(rank.stepper.progress.record, key) == getattr(twin.stepper.progress.record, key)
     assert rank.stepper.said is None, "it is no contribution to the step after"
     assert rank.run(2).verdict is twin.run(2).verdict is StepVerdict.COMMIT
     assert torch.equal(rank.parameters, twin.parameters)

@@ -36,7 +36,7 @@ from mecefo_runtime.job.rank_environment import RankEnvironment
 from mecefo_runtime.launch import supervisor as supervisor_module
 from mecefo_runtime.launch.supervisor import Supervisor
 from mecefo_runtime.membership.coordinator import Coordinator
-from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.system.wire import Connection, WireError, decode, encode
 
 pytestmark = pytest.mark.unit

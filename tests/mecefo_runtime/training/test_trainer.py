@@ -11,7 +11,7 @@ import torch
 from mecefo_runtime.comm.participant import CoordinatorAddress
 from mecefo_runtime.job.config import CheckpointConfig, JobConfig
 from mecefo_runtime.step import calibrate
-from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.training import trainer
 from mecefo_runtime.training.hooks import Hooks
 from mecefo_runtime.training.rank_setup import Observers, RankIdentity

@@ -19,6 +19,7 @@ from chaos.language.target import ResolvedTarget
 from chaos.language.trigger import PHASES
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.run_records import Telemetry
 from tests.chaos.tiny_training import Training
 
 pytestmark = pytest.mark.unit
@@ -346,10 +347,10 @@ def recorder(folder, *, writes=True):
     log = folder / "events.jsonl"
     log.write_text('{"kind":"run_started","fields":{}}\n')
 
-    def emit(kind, *, step=None, monotonic_seconds=None, **fields):
+    def emit(record, *, step=None, monotonic_seconds=None):
         if writes:
             with log.open("a") as file:
-                file.write(json.dumps({"kind": kind, "fields": fields}) + "\n")
+                file.write(json.dumps({"kind": record.KIND, "fields": record.to_fields()}) + "\n")
 
     return emit
 
@@ -370,7 +371,7 @@ def test_telemetry_that_is_not_in_the_log_was_not_seen(tmp_path):
     # Another incident's record is none of this one's.
     recorder_of_another = recorder(tmp_path)
     silent = context(Inside(), tmp_path, emit=recorder(tmp_path, writes=False))
-    recorder_of_another("telemetry", rank=2, record="another")
+    recorder_of_another(Telemetry(of_rank=2, xid=94, ecc_sbe=1, ecc_dbe=1, record="another"))
     with pytest.raises(EffectNotSeen, match=r"no telemetry of ranks \[2\]"):
         inject(create(EccTelemetry), silent)
 

@@ -150,8 +150,9 @@ def inject(folder, network, kind, parameters=None, *, processes=None):
     """
     events, in_force = {}, []
 
-    def emit(name, *, step=None, monotonic_seconds=None, **fields):
-        events[name] = fields
+    def emit(record, *, step=None, monotonic_seconds=None):
+        name = record.KIND
+        events[name] = record.to_fields()
         if name == "injected" and network is not None:
             network.injected = monotonic_seconds
         if name == "verified":

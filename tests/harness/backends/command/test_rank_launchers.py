@@ -21,7 +21,7 @@ from chaos.host.run_processes import RUN_VARIABLE
 from chaos.language.target import ResolvedTarget
 from harness.backends.command.backend import LocalCommand
 from harness.backends.command.launches import parent_of
-from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.system.process import ProcessId
 
 pytestmark = pytest.mark.unit

@@ -14,7 +14,8 @@ from chaos.experiment.command_job import CommandConfig
 from chaos.host.run_processes import RUN_VARIABLE
 from harness.backends.docker.command import ContainerCommand, job_logs
 from harness.control.control_server import ControlServer
-from mecefo_runtime.system.events import Emitter, Event
+from mecefo_runtime.system.emitter import Emitter
+from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.process import ProcessId
 
 pytestmark = pytest.mark.unit

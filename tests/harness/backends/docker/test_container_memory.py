@@ -13,7 +13,8 @@ from harness.backends.docker.memory import MemoryWatch
 from harness.backends.node_job import NodeJob
 from harness.control.control_server import ControlServer
 from mecefo_runtime.job.config import JobConfig
-from mecefo_runtime.system.events import Emitter, Event
+from mecefo_runtime.system.emitter import Emitter
+from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.process import ProcessId
 
 pytestmark = pytest.mark.unit

@@ -26,7 +26,7 @@ from harness.backends.docker.settings import (
 )
 from harness.control.control_server import ControlServer
 from mecefo_runtime.job.config import CheckpointConfig, JobConfig
-from mecefo_runtime.system.events import Emitter
+from mecefo_runtime.system.emitter import Emitter
 
 pytestmark = pytest.mark.unit
 SPEC = ContainerSpec(
