@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.job_records import Detected
+from mecefo_runtime.system.reason import Reason
 from mecefo_runtime.system.record import HEADER, Record, keys_of
 from mecefo_runtime.system.records import RECORDS, parse
 from mecefo_runtime.system.run_records import (
@@ -60,6 +61,7 @@ def values_of(hint):
         float: st.floats(),
         str: st.text(max_size=5),
         bool: st.booleans(),
+        Reason: st.builds(Reason, st.text(max_size=5), sentence=st.text(max_size=5)),
         Any: st.one_of(st.none(), st.integers(0, 9), st.text(max_size=5)),
     }[hint]
 
