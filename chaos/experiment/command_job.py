@@ -13,11 +13,12 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from chaos.errors import UsageError, setting, shown
-from chaos.experiment.fields import MAX_RANKS, Said, Text, WaitText, require_few_ranks
+from chaos.experiment.fields import Said, Text, WaitText, require_few_ranks
 from chaos.experiment.programs import require_program
 from chaos.language.launcher import ranks_of_command, script_of_command
 from chaos.language.trigger import Duration
 from chaos.language.validation_errors import said
+from mecefo_runtime.job.config import MAX_RANKS
 from mecefo_runtime.job.layout import Cluster
 
 
@@ -74,7 +75,7 @@ Argument = Annotated[str, Field(max_length=_MAX_WORD), AfterValidator(said(_argu
 class SavedIn(Said):
     """Where a script saves its checkpoints: its `folder`, from where the command runs."""
 
-    folder: Text
+    folder: Text = Field(description="folder, relative to the working directory of the command")
 
 
 def _saved_in(said: object) -> object:
@@ -90,22 +91,51 @@ class CommandJob(Said):
     it back to its beginning, before each start of it: `rm -rf checkpoints`.
     """
 
-    runtime: Literal["command"]
+    runtime: Literal["command"] = Field(description="your own training script, started by `command`")
     command: Annotated[list[Argument], BeforeValidator(said(words_of_command)), WithJsonSchema(_COMMAND_SCHEMA)] = (
-        Field(max_length=_MAX_WORDS)
+        Field(
+            max_length=_MAX_WORDS,
+            description="command that starts the training: one text, as in a shell, or a list of words",
+        )
     )
-    nodes: int | None = Field(default=None, ge=1, le=MAX_RANKS)
-    gpus_per_node: int | None = Field(default=None, ge=1, le=MAX_RANKS)
-    data_parallel: int | None = Field(default=None, ge=1, le=MAX_RANKS)
-    steps: int | None = Field(default=None, ge=1, le=10**8)
-    nodes_per_rack: int | None = Field(default=None, ge=1, le=MAX_RANKS)
-    step_from: Annotated[str, Field(max_length=1_000), AfterValidator(said(_pattern))] | None = None
-    folder: Text | None = None
-    checkpoint: Annotated[SavedIn | None, BeforeValidator(_saved_in)] = None
-    reset: Annotated[str, Field(max_length=10_000), AfterValidator(said(_argument))] | None = None
-    environment: dict[str, Argument] = Field(default_factory=dict)
-    startup_timeout: WaitText = Duration(seconds=600.0)
-    stall_timeout: WaitText = Duration(seconds=600.0)
+    nodes: int | None = Field(
+        default=None, ge=1, le=MAX_RANKS, description="number of nodes; default: from torchrun's options, else 1"
+    )
+    gpus_per_node: int | None = Field(
+        default=None, ge=1, le=MAX_RANKS, description="ranks per node; default: from torchrun's options, else 1"
+    )
+    data_parallel: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_RANKS,
+        description="number of model replicas, for the target `replica=0`; default: every rank is one",
+    )
+    steps: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**8,
+        description="number of optimizer steps, if known; later triggers are then refused before the start",
+    )
+    nodes_per_rack: int | None = Field(
+        default=None, ge=1, le=MAX_RANKS, description="nodes per rack, for the target `rack=0`"
+    )
+    step_from: Annotated[str, Field(max_length=1_000), AfterValidator(said(_pattern))] | None = Field(
+        default=None,
+        description="regular expression that finds the step in the log, for jobs without a PyTorch optimizer",
+    )
+    folder: Text | None = Field(default=None, description="working directory of the command; default: the current one")
+    checkpoint: Annotated[SavedIn | None, BeforeValidator(_saved_in)] = Field(
+        default=None, description="folder of the script's checkpoints; default: observed while it saves"
+    )
+    reset: Annotated[str, Field(max_length=10_000), AfterValidator(said(_argument))] | None = Field(
+        default=None,
+        description="shell command to run before each start, also of the baseline and of repeats: `rm -rf checkpoints`",
+    )
+    environment: dict[str, Argument] = Field(default_factory=dict, description="environment variables to add")
+    startup_timeout: WaitText = Field(default=Duration(seconds=600.0), description="maximum time to the first step")
+    stall_timeout: WaitText = Field(
+        default=Duration(seconds=600.0), description="maximum time without a step after that"
+    )
 
     def filled(self) -> CommandJob:
         """With the number of nodes and of ranks on each, as far as the command tells; else one.

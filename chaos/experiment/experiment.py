@@ -37,18 +37,40 @@ class Experiment(Said):
     docker backend are.
     """
 
-    name: Text
-    seed: int = Field(default=0, ge=0, lt=2**63)
-    job: AnyJob = Job()
-    faults: list[FaultSpec] = Field(default_factory=list, max_length=1000)
-    profile: ProfileText | None = None
-    limits: Limits = Limits()
-    gates: list[GateText] = Field(default_factory=list)
-    halt: list[Text] = Field(default_factory=list)
-    twin: bool = True
-    backend: Literal["local", "docker"] = "local"
-    network: Literal["auto", "namespaces", "loopback"] = "auto"
-    containers: Containers = Containers()
+    name: Text = Field(description="name of the experiment and of the folder of its runs")
+    seed: int = Field(
+        default=0,
+        ge=0,
+        lt=2**63,
+        description="seed of everything random: weights, order of the data, drawn targets and times",
+    )
+    job: AnyJob = Field(
+        default=Job(),
+        description="the training job: the built-in one, or with `runtime: command` your own training script",
+    )
+    faults: list[FaultSpec] = Field(
+        default_factory=list, max_length=1000, description="faults to inject: what, when, on which target"
+    )
+    profile: ProfileText | None = Field(
+        default=None, description="more faults, drawn in the proportions of a real cluster; `failures` is their number"
+    )
+    limits: Limits = Field(default=Limits(), description="maximum number of nodes and ranks affected at once")
+    gates: list[GateText] = Field(default_factory=list, description="pass criteria: the run fails if one of them fails")
+    halt: list[Text] = Field(
+        default_factory=list,
+        description="conditions checked after every step; the first that becomes true ends the run",
+    )
+    twin: bool = Field(
+        default=True, description="also run the same job without faults, to compare with: the fault-free baseline"
+    )
+    backend: Literal["local", "docker"] = Field(
+        default="local", description="what a node is: a process group on this machine (local), or a container (docker)"
+    )
+    network: Literal["auto", "namespaces", "loopback"] = Field(
+        default="auto",
+        description="network between ranks here: `loopback`, a network namespace each, or what the faults need",
+    )
+    containers: Containers = Field(default=Containers(), description="containers of the docker backend")
 
     def cluster(self) -> Cluster:
         """The cluster that its job runs on."""

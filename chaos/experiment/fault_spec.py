@@ -40,17 +40,34 @@ class FaultSpec(Said):
     are those of its kind; in a file they stand beside the other keys.
     """
 
-    kind: str
-    on: TargetText | None = None
-    at: TriggerText
-    lifetime: DurationText | None = Field(default=None, alias="for")
-    repair: RepairText | None = None
-    every: DurationText | None = None
-    rate: RateText | None = None
-    count: int | None = Field(default=None, ge=1, le=MAX_INCIDENTS)
-    within: DurationText | None = None
-    retrigger: RetriggerText = "once"
-    draw: int | None = Field(default=None, ge=0, lt=10**6)
+    kind: str = Field(description="kind of fault; `chaos faults` lists all")
+    on: TargetText | None = Field(
+        default=None, description="target, such as rank=1 or node=2; default: drawn by the seed"
+    )
+    at: TriggerText = Field(
+        description="trigger, such as step=100 or time=10s; with `every` or `rate`, when it may fire first"
+    )
+    lifetime: DurationText | None = Field(
+        default=None, alias="for", description="duration; default: that of the kind, or to the end of the job"
+    )
+    repair: RepairText | None = Field(
+        default=None, description="time until the affected ranks are started again; default: 40steps"
+    )
+    every: DurationText | None = Field(default=None, description="interval of a recurring fault")
+    rate: RateText | None = Field(default=None, description="mean rate of a fault at random times")
+    count: int | None = Field(
+        default=None, ge=1, le=MAX_INCIDENTS, description="with `every` or `rate`: maximum number of incidents"
+    )
+    within: DurationText | None = Field(
+        default=None, description="with `every` or `rate`: only this long after the start of the job"
+    )
+    retrigger: RetriggerText = Field(
+        default="once",
+        description="attempts of the job's launcher at which the fault fires: once, every-attempt, or a number",
+    )
+    draw: int | None = Field(
+        default=None, ge=0, lt=10**6, description="incident whose random draws are repeated; written by `chaos shrink`"
+    )
     parameters: dict[str, Any] = Field(default_factory=dict)
 
     @property

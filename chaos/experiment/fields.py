@@ -14,12 +14,10 @@ from chaos.language.target import Target
 from chaos.language.trigger import OPEN_PHASES, PHASES, Duration, Trigger, whole_number
 from chaos.language.validation_errors import said
 from chaos.plain_text import is_plain
-from mecefo_runtime.job.config import PRESETS, QUALITIES
+from mecefo_runtime.job.config import MAX_RANKS, MAX_STEPS, PRESETS, QUALITIES
 
 MAX_TEXT = 200
 """Characters of a text."""
-MAX_RANKS = 1024
-"""Of a job, over all nodes."""
 
 
 class Said(BaseModel):
@@ -60,17 +58,15 @@ def _model_name(name: object) -> str:
     return name
 
 
-def _wait(value: object) -> Duration:
+def wait(value: object) -> Duration:
+    """A time to wait, more than 0.
+
+    Raises:
+        UsageError: it is none.
+    """
     duration = Duration.parse(value, in_steps=False)
     if not duration.seconds:
         raise UsageError(f"{shown(value)} is no time to wait: write 30s, 5min or 1h")
-    return duration
-
-
-def _heartbeat_timeout(value: object) -> Duration:
-    duration = _wait(value)
-    if not _MIN_HEARTBEAT_SECONDS <= (duration.seconds or 0.0) <= _MAX_HEARTBEAT_SECONDS:
-        raise UsageError(f"{shown(value)} is not between 500ms and 10min")
     return duration
 
 
@@ -104,7 +100,7 @@ def _snapshot_interval(value: object) -> int | Literal["auto"]:
     if value == "auto":
         return "auto"
     steps = whole_number(value)
-    if steps is None or not 1 <= steps <= _MAX_STEPS:
+    if steps is None or not 1 <= steps <= MAX_STEPS:
         suggestion = nearest(value, ("auto",)) if isinstance(value, str) else None
         raise UsageError(f"must be auto or a number of steps from 1 on, not {shown(value)}", suggestion=suggestion)
     return steps
@@ -131,12 +127,9 @@ def _retrigger(value: object) -> str | int:
     return attempts
 
 
-# Anything shorter takes a busy machine for a lost rank.
-_MIN_HEARTBEAT_SECONDS, _MAX_HEARTBEAT_SECONDS = 0.5, 600.0
 _MAX_DILATION_RATIO = 1000.0
-_MAX_STEPS = 10**8
 _RETRIGGERS = ("once", "every-attempt")
-_AS_TEXT = PlainSerializer(str, return_type=str)
+AS_TEXT = PlainSerializer(str, return_type=str)
 _TRIGGER_SCHEMA = {
     "anyOf": [
         {"type": "string", "examples": ["step=500", "step=500,phase=backward", "phase=regroup", "time=10s"]},
@@ -175,7 +168,7 @@ _DILATION_SCHEMA = {
     "anyOf": [{"enum": ["auto", "off"]}, {"type": "number", "minimum": 1, "maximum": _MAX_DILATION_RATIO}]
 }
 
-_SNAPSHOT_INTERVAL_SCHEMA = {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": _MAX_STEPS}]}
+_SNAPSHOT_INTERVAL_SCHEMA = {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": MAX_STEPS}]}
 
 Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT), AfterValidator(said(one_line))]
 ModelName = Annotated[str, AfterValidator(said(_model_name)), WithJsonSchema({"enum": list(PRESETS)})]
@@ -184,15 +177,14 @@ QualityText = Annotated[str | float, PlainValidator(said(_quality)), WithJsonSch
 SnapshotIntervalText = Annotated[
     int | Literal["auto"], PlainValidator(said(_snapshot_interval)), WithJsonSchema(_SNAPSHOT_INTERVAL_SCHEMA)
 ]
-TargetText = Annotated[Target, PlainValidator(said(Target.parse)), _AS_TEXT, WithJsonSchema(_TARGET_SCHEMA)]
-TriggerText = Annotated[Trigger, PlainValidator(said(Trigger.parse)), _AS_TEXT, WithJsonSchema(_TRIGGER_SCHEMA)]
+TargetText = Annotated[Target, PlainValidator(said(Target.parse)), AS_TEXT, WithJsonSchema(_TARGET_SCHEMA)]
+TriggerText = Annotated[Trigger, PlainValidator(said(Trigger.parse)), AS_TEXT, WithJsonSchema(_TRIGGER_SCHEMA)]
 RepairText = Annotated[
-    Duration | Literal["none"], PlainValidator(said(_repair)), _AS_TEXT, WithJsonSchema(_REPAIR_SCHEMA)
+    Duration | Literal["none"], PlainValidator(said(_repair)), AS_TEXT, WithJsonSchema(_REPAIR_SCHEMA)
 ]
-_WAIT_SCHEMA = {"type": "string", "examples": ["30s", "5min"]}
-WaitText = Annotated[Duration, PlainValidator(said(_wait)), _AS_TEXT, WithJsonSchema(_WAIT_SCHEMA)]
-HeartbeatText = Annotated[Duration, PlainValidator(said(_heartbeat_timeout)), _AS_TEXT, WithJsonSchema(_WAIT_SCHEMA)]
-DurationText = Annotated[Duration, PlainValidator(said(Duration.parse)), _AS_TEXT, WithJsonSchema(_DURATION_SCHEMA)]
-RateText = Annotated[Rate, PlainValidator(said(Rate.parse)), _AS_TEXT, WithJsonSchema(_RATE_SCHEMA)]
+WAIT_SCHEMA = {"type": "string", "examples": ["30s", "5min"]}
+WaitText = Annotated[Duration, PlainValidator(said(wait)), AS_TEXT, WithJsonSchema(WAIT_SCHEMA)]
+DurationText = Annotated[Duration, PlainValidator(said(Duration.parse)), AS_TEXT, WithJsonSchema(_DURATION_SCHEMA)]
+RateText = Annotated[Rate, PlainValidator(said(Rate.parse)), AS_TEXT, WithJsonSchema(_RATE_SCHEMA)]
 RetriggerText = Annotated[str | int, PlainValidator(said(_retrigger)), WithJsonSchema(_RETRIGGER_SCHEMA)]
-ProfileText = Annotated[ProfileSpec, PlainValidator(said(ProfileSpec.parse)), _AS_TEXT, WithJsonSchema(_PROFILE_SCHEMA)]
+ProfileText = Annotated[ProfileSpec, PlainValidator(said(ProfileSpec.parse)), AS_TEXT, WithJsonSchema(_PROFILE_SCHEMA)]

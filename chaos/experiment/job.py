@@ -3,102 +3,100 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from chaos.errors import UsageError, setting, shown
 from chaos.experiment.device import DeviceModelText, LinkText, TimeScaleText, read_device
 from chaos.experiment.fields import (
-    MAX_RANKS,
     DilationText,
-    HeartbeatText,
     ModelName,
     QualityText,
     Said,
     SnapshotIntervalText,
     Text,
-    WaitText,
     require_few_ranks,
 )
+from chaos.experiment.settings import SettingsText, config_values, model_of, with_texts
 from chaos.language.quantities import BytesText
-from chaos.language.trigger import Duration
 from mecefo_runtime.job.config import (
-    MAX_FRUITLESS_RESTARTS,
     PRESETS,
     ApproximationConfig,
     CheckpointConfig,
     HealthConfig,
     JobConfig,
+    JobSettings,
     ModelConfig,
-    Pacing,
-    RejectedStepPolicy,
     SnapshotConfig,
     quality_of,
 )
-from mecefo_runtime.job.protection import Protection
 from mecefo_runtime.planners import fixed_settings, goes_back_to, places_shards, with_fixed_settings
 from mecefo_runtime.prediction.device_model import DeviceModel, emulating, rescaled
 from mecefo_runtime.stacks.placement import DoesNotFit, Placement
-from mecefo_runtime.stacks.rulers import MAX_REDUNDANCY, OffsetKind
-from mecefo_runtime.system.devices import DeviceChoice
 
-# The recipe's defaults are the runtime's.
 _DEFAULTS = JobConfig()
-_DEFAULT_SNAPSHOTS = SnapshotConfig()
 # How often a job that can only go back to a checkpoint writes one, if it is not said.
 DEFAULT_CHECKPOINT_STEPS = 20
 # Which roles are processes of their own, by runtime.
 ROLES_OF_RUNTIME = {"mecefo": ("coordinator",), "command": ("launcher", "store")}
 
 
-class Approximation(Said):
+class _BuiltIn(SettingsText, frozen=True):
+    runtime: Literal["mecefo"] = Field(default="mecefo", description="the built-in training job")
+
+
+if TYPE_CHECKING:
+    # The fields that the models get of the settings, for type checkers.
+    class _JobSettings(_BuiltIn, JobSettings, frozen=True): ...
+
+    class _Approximation(SettingsText, ApproximationConfig, frozen=True): ...
+
+    class _Health(SettingsText, HealthConfig, frozen=True): ...
+
+    class _Checkpoint(SettingsText, CheckpointConfig, frozen=True): ...
+
+    class _Snapshots(SettingsText, SnapshotConfig, frozen=True): ...
+
+else:
+    _JobSettings = model_of(JobSettings, _BuiltIn)
+    _Approximation, _Health, _Checkpoint, _Snapshots = map(
+        model_of, (ApproximationConfig, HealthConfig, CheckpointConfig, SnapshotConfig)
+    )
+
+
+class Approximation(_Approximation, frozen=True):
     """How degraded layers are approximated; see `mecefo_runtime.job.config.ApproximationConfig`."""
 
-    rank: int = Field(default=_DEFAULTS.approximation.rank, ge=1)
-    refresh_steps: int = Field(default=_DEFAULTS.approximation.refresh_steps, ge=1)
-    down_projection: Literal["left", "right"] = _DEFAULTS.approximation.down_projection
-    average_rest: bool = _DEFAULTS.approximation.average_rest
 
-
-class Health(Said):
+class Health(_Health, frozen=True):
     """What becomes of steps that are not fit to be committed; see `mecefo_runtime.job.config.HealthConfig`."""
 
-    nonfinite: RejectedStepPolicy = _DEFAULTS.health.nonfinite
-    outlier: RejectedStepPolicy = _DEFAULTS.health.outlier
-    outlier_ratio: float = Field(default=_DEFAULTS.health.outlier_ratio, gt=1, allow_inf_nan=False)
-    window_steps: int = Field(default=_DEFAULTS.health.window_steps, ge=1, le=10**6)
-    max_repeats: int = Field(default=_DEFAULTS.health.max_repeats, ge=0, le=1000)
-    checksum_every_steps: int = Field(default=_DEFAULTS.health.checksum_every_steps, ge=0, le=10**8)
 
-
-class Checkpoint(Said):
+@with_texts(CheckpointConfig)
+class Checkpoint(_Checkpoint, frozen=True):
     """Durable checkpoints; `folder` None: in the run's own folder. See `mecefo_runtime.job.config.CheckpointConfig`."""
 
-    every_steps: int = Field(ge=1, le=10**8)
-    keep: int = Field(default=2, ge=1, le=10**6)
-    folder: Text | None = None
-    resume: bool = False
-    max_fruitless_restarts: int = Field(default=MAX_FRUITLESS_RESTARTS, ge=1, le=1000)
+    folder: Text | None = None  # type: ignore[assignment]
+
+    def config(self) -> CheckpointConfig:
+        """As the runtime has it."""
+        return CheckpointConfig(**config_values(self, CheckpointConfig) | {"folder": self.folder or ""})
 
 
-class Snapshots(Said):
+@with_texts(SnapshotConfig)
+class Snapshots(_Snapshots, frozen=True):
     """Snapshots in the nodes' memory: one `every` number of steps, in at most `memory` of each node.
 
     `auto` takes the interval from what one costs and the mean time between losses, `mtbf`; None: as it is seen.
     `protection` is what they survive: `none` the ranks, `copy` and `xor` any node of a `group`, `pq` any two.
     """
 
-    every: SnapshotIntervalText = _DEFAULT_SNAPSHOTS.every_steps
-    protection: Protection = _DEFAULT_SNAPSHOTS.protection
-    group: int = Field(default=_DEFAULT_SNAPSHOTS.group_size, ge=2, le=MAX_RANKS)
-    memory: BytesText = _DEFAULT_SNAPSHOTS.memory_bytes
-    mtbf: WaitText | None = None
+    every: SnapshotIntervalText = SnapshotConfig().every_steps
 
     def config(self, nodes_per_rack: int | None) -> SnapshotConfig:
         """As the runtime has it."""
-        mtbf_seconds = None if self.mtbf is None else self.mtbf.seconds
-        return SnapshotConfig(self.every, self.memory, self.protection, self.group, nodes_per_rack, mtbf_seconds)
+        return SnapshotConfig(**config_values(self, SnapshotConfig), nodes_per_rack=nodes_per_rack)
 
 
 class Containers(Said):
@@ -107,53 +105,40 @@ class Containers(Said):
     `cpus` of a core's time and `memory` are of each node; None: as much as there is.
     """
 
-    image: Text = "mecefo-chaos"
-    cpus: float | None = Field(default=None, ge=0.1, le=4096, allow_inf_nan=False)
-    memory: BytesText | None = None
+    image: Text = Field(default="mecefo-chaos", description="image of all containers")
+    cpus: float | None = Field(
+        default=None,
+        ge=0.1,
+        le=4096,
+        allow_inf_nan=False,
+        description="CPU limit of each node, in cores; default: no limit",
+    )
+    memory: BytesText | None = Field(default=None, description="memory limit of each node; default: no limit")
 
 
-class Job(Said):
+@with_texts(JobSettings)
+class Job(_JobSettings, frozen=True):
     """The job that is broken. Of data_parallel and pipeline, what is not given is derived from the ranks.
 
     `nodes_per_rack` says which nodes can be affected together as a rack; the runtime spreads protection over racks. The
     key `degraded_share_limit` is older than `quality`, and is it where it is given.
     """
 
-    runtime: Literal["mecefo"] = "mecefo"
-    model: ModelName = "llama-tiny"
-    nodes: int = Field(default=_DEFAULTS.nodes, ge=1, le=MAX_RANKS)
-    spares: int = Field(default=_DEFAULTS.spares, ge=0, le=MAX_RANKS)
-    gpus_per_node: int = Field(default=_DEFAULTS.gpus_per_node, ge=1, le=MAX_RANKS)
-    nodes_per_rack: int | None = Field(default=None, ge=1, le=MAX_RANKS)
-    data_parallel: int | None = Field(default=None, ge=1)
-    pipeline: int | None = Field(default=None, ge=1)
-    steps: int = Field(default=_DEFAULTS.steps, ge=1, le=10**8)
+    # What a user writes in another way than the runtime has it; all else is in the settings.
+    model: ModelName = "llama-tiny"  # type: ignore[assignment]
+    data_parallel: int | None = Field(default=None, ge=1)  # type: ignore[assignment]
     strategy: str = _DEFAULTS.strategy
-    data: Text | None = None
-    dilation: DilationText = "auto"
-    pacing: Pacing = _DEFAULTS.pacing
-    device_model: DeviceModelText | None = None
-    time_scale: TimeScaleText = "auto"
-    link: LinkText | None = None
-    sequence_length: int = Field(default=_DEFAULTS.sequence_length, ge=1, le=2**20)
-    microbatch_size: int = Field(default=_DEFAULTS.microbatch_size, ge=1, le=2**20)
-    microbatches_per_replica: int = Field(default=_DEFAULTS.microbatches_per_replica, ge=1, le=2**20)
-    learning_rate: float = Field(default=_DEFAULTS.learning_rate, gt=0, allow_inf_nan=False)
-    warmup_steps: int = Field(default=_DEFAULTS.warmup_steps, ge=0, le=10**8)
+    pipeline: int | None = Field(default=None, ge=1)  # type: ignore[assignment]
     approximation: Approximation = Approximation()
     health: Health = Health()
     checkpoint: Checkpoint | None = None
     snapshots: Snapshots | None = None
-    sharded_optimizer: bool = _DEFAULTS.sharded_optimizer
-    takeover: Literal["auto", "direct", "background"] = _DEFAULTS.takeover
     quality: QualityText = "auto"
-    degraded_share_limit: float | None = Field(default=None, ge=0, le=1)
-    redundancy: int | None = Field(default=None, ge=1, le=MAX_REDUNDANCY)
-    stack_offsets: OffsetKind = _DEFAULTS.stack_offsets
-    rank_memory_bytes: int | None = Field(default=None, ge=1)
-    heartbeat_timeout: HeartbeatText = Duration(seconds=_DEFAULTS.heartbeat_timeout_seconds)
-    precision: Literal["fp32", "bf16"] = _DEFAULTS.precision
-    device: DeviceChoice = _DEFAULTS.device
+    degraded_share_limit: float | None = Field(default=None, ge=0, le=1)  # type: ignore[assignment]
+    dilation: DilationText = "auto"
+    device_model: DeviceModelText | None = None
+    time_scale: TimeScaleText = "auto"
+    link: LinkText | None = None
 
     @property
     def num_ranks(self) -> int:
@@ -229,50 +214,23 @@ class Job(Said):
             except DoesNotFit as error:
                 raise UsageError(str(error), key="redundancy") from None
         quality = quality_of(self.quality if self.degraded_share_limit is None else self.degraded_share_limit)
-        config = JobConfig(
-            model=self.preset(),
-            nodes=self.nodes,
-            spares=self.spares,
-            gpus_per_node=self.gpus_per_node,
-            data_parallel=data_parallel,
-            pipeline=pipeline,
-            steps=self.steps,
-            seed=seed,
-            strategy=self.strategy,
-            sequence_length=self.sequence_length,
-            microbatch_size=self.microbatch_size,
-            microbatches_per_replica=self.microbatches_per_replica,
-            learning_rate=self.learning_rate,
-            warmup_steps=self.warmup_steps,
-            data=self.data,
-            approximation=ApproximationConfig(**self.approximation.model_dump()),
-            health=HealthConfig(**self.health.model_dump()),
-            checkpoint=self._checkpoint_config(),
-            snapshots=None if self.snapshots is None else self.snapshots.config(self.nodes_per_rack),
-            sharded_optimizer=self.sharded_optimizer,
-            takeover=self.takeover,
-            degraded_share_limit=quality.degraded_share_limit,
-            projected_share_limit=quality.projected_share_limit,
-            redundancy=self.redundancy,
-            stack_offsets=self.stack_offsets,
-            rank_memory_bytes=self.rank_memory_bytes,
-            heartbeat_timeout_seconds=self.heartbeat_timeout.seconds or _DEFAULTS.heartbeat_timeout_seconds,
-            precision=self.precision,
-            device=self.device,
-            dilation_ratio=dilation_ratio,
-            pacing=self.pacing,
-            links=None if self.link is None else self.link.links(),
-        )
+        checkpoint, snapshots = self.checkpoint, self.snapshots
+        written_otherwise = {
+            "model": self.preset(),
+            "data_parallel": data_parallel,
+            "pipeline": pipeline,
+            "degraded_share_limit": quality.degraded_share_limit,
+            "projected_share_limit": quality.projected_share_limit,
+            "dilation_ratio": dilation_ratio,
+            "links": None if self.link is None else self.link.links(),
+            "approximation": ApproximationConfig(**config_values(self.approximation, ApproximationConfig)),
+            "health": HealthConfig(**config_values(self.health, HealthConfig)),
+            "checkpoint": None if checkpoint is None else checkpoint.config(),
+            "snapshots": None if snapshots is None else snapshots.config(self.nodes_per_rack),
+        }
+        config = JobConfig(seed=seed, **config_values(self, JobSettings) | written_otherwise)
         config, device = with_fixed_settings(config), self.stands_for()
         return config if device is None else rescaled(emulating(config, device), time_scale)
-
-    def _checkpoint_config(self) -> CheckpointConfig | None:
-        said = self.checkpoint
-        if said is None:
-            return None
-        return CheckpointConfig(
-            said.folder or "", said.every_steps, said.keep, said.resume, said.max_fruitless_restarts
-        )
 
     def contradictions_of_strategy(self) -> Mapping[tuple[str, ...], str]:
         """By key, why what is said of the job cannot be with its strategy, which fixes it otherwise."""
@@ -337,7 +295,7 @@ def with_strategy(job: Job) -> Job:
     return job.model_copy(update=update)
 
 
-def _said_otherwise(said: Said, settings: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+def _said_otherwise(said: SettingsText, settings: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
     """(key, what is said, what it has to be) of everything in `said` that differs from `settings`."""
     for key, fixed in settings.items():
         own = getattr(said, key)

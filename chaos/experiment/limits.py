@@ -42,9 +42,9 @@ class Limits(Said):
     with it, and a link with the ranks at both of its ends.
     """
 
-    max_nodes: int | None = Field(default=None, ge=1)
-    max_ranks: int | None = Field(default=None, ge=1)
-    min_healthy: RatioText | None = None
+    max_nodes: int | None = Field(default=None, ge=1, description="maximum number of nodes affected at once")
+    max_ranks: int | None = Field(default=None, ge=1, description="maximum number of ranks affected at once")
+    min_healthy: RatioText | None = Field(default=None, description="minimum share of ranks left unaffected")
 
     def violation(self, affected: Collection[int], cluster: Cluster) -> Reason | None:
         """Which limit the ranks `affected` at once are beyond, and by how much; None when they are within all."""

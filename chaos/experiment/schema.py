@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from chaos.experiment.experiment import Experiment
 from chaos.experiment.fault_spec import FAULT_KEYS
 from chaos.experiment.reading import installed_faults, installed_planners
-from chaos.experiment.schema_words import with_words
 from chaos.language.target import WITHOUT_TARGET
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 def json_schema(*, registry: Registry | None = None, strategies: Collection[str] | None = None) -> dict[str, Any]:
     """The JSON Schema (2020-12) of experiment files."""
-    schema = with_words(Experiment.model_json_schema())
+    schema = Experiment.model_json_schema()
     definitions = schema["$defs"]
     definitions["Job"]["properties"]["strategy"]["enum"] = list(
         installed_planners() if strategies is None else strategies

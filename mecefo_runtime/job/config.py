@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 from mecefo_runtime.job.costs import Costs
@@ -12,9 +12,14 @@ from mecefo_runtime.job.emulation import Emulation
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.job.link import Link, Links
 from mecefo_runtime.job.protection import Protection
-from mecefo_runtime.stacks.rulers import OffsetKind
+from mecefo_runtime.job.setting import INLINE, REQUIRED, Option, check_limits, setting
+from mecefo_runtime.stacks.rulers import MAX_REDUNDANCY, OffsetKind
 from mecefo_runtime.system.devices import DeviceChoice
 from mecefo_runtime.system.job_records import RatingsAgreed
+
+MAX_RANKS = 1024
+"""Of a job, over all nodes."""
+MAX_STEPS = 10**8
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +80,15 @@ class ApproximationConfig:
     attention's gradients are, so that the low-rank part has no bias across replicas.
     """
 
-    rank: int = 16
-    refresh_steps: int = 50
-    down_projection: Literal["left", "right"] = "left"
-    average_rest: bool = True
+    rank: int = setting(16, "r, the rank of low-rank weight gradients", at_least=1)
+    refresh_steps: int = setting(50, "tau, the number of steps between updates of a projection", at_least=1)
+    down_projection: Literal["left", "right"] = setting(
+        "left", "project the gradient of the FFN's down projection by left or right singular vectors"
+    )
+    average_rest: bool = setting(True, "average what the projection drops over the replicas that compute it exactly")
 
     def __post_init__(self) -> None:
-        for name in ("rank", "refresh_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check_limits(self)
         if self.down_projection not in ("left", "right"):
             raise ValueError(f"down_projection must be left or right, not {self.down_projection!r}")
 
@@ -137,12 +142,17 @@ class HealthConfig:
     `checksum_every_steps`: the interval at which the holders of a unit compare its state; 0: never.
     """
 
-    nonfinite: RejectedStepPolicy = "repeat"
-    outlier: RejectedStepPolicy = "repeat"
-    outlier_ratio: float = 50.0
-    window_steps: int = 20
-    max_repeats: int = 1
-    checksum_every_steps: int = 100
+    nonfinite: RejectedStepPolicy = setting("repeat", "action on a step with a loss or gradient that is not finite")
+    outlier: RejectedStepPolicy = setting("repeat", "action on a step with an outlier gradient")
+    outlier_ratio: float = setting(50.0, "threshold of an outlier: gradient norm as a multiple of the median", above=1)
+    window_steps: int = setting(20, "number of recent steps of that median", at_least=1, at_most=10**6)
+    max_repeats: int = setting(1, "maximum number of times that a step is recomputed", at_least=0, at_most=1000)
+    checksum_every_steps: int = setting(
+        100,
+        "interval at which the holders of a layer compare checksums of their state; 0: never",
+        at_least=0,
+        at_most=MAX_STEPS,
+    )
 
     def __post_init__(self) -> None:
         for name in ("nonfinite", "outlier"):
@@ -150,11 +160,7 @@ class HealthConfig:
                 raise ValueError(
                     f"{name} must be one of {', '.join(get_args(RejectedStepPolicy))}, not {getattr(self, name)!r}"
                 )
-        if not self.outlier_ratio > 1:
-            raise ValueError(f"outlier_ratio must be more than 1, not {self.outlier_ratio}")
-        for name, least in (("window_steps", 1), ("max_repeats", 0), ("checksum_every_steps", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        check_limits(self)
 
 
 # Where nothing is said of checkpoints, too: then every restart begins with the first step. A link that is cut costs a
@@ -170,16 +176,35 @@ class CheckpointConfig:
     loss, the job ends when `max_fruitless_restarts` successive restarts made no progress.
     """
 
-    folder: str
-    every_steps: int
-    keep: int = 2
-    resume: bool = False
-    max_fruitless_restarts: int = MAX_FRUITLESS_RESTARTS
+    every_steps: int = setting(
+        REQUIRED,
+        "interval between checkpoints, in steps",
+        at_least=1,
+        at_most=MAX_STEPS,
+        option=Option(
+            "--checkpoint-every",
+            "STEPS",
+            help="Interval between checkpoints. Default: no checkpoints.",
+            in_torchrun=True,
+        ),
+    )
+    keep: int = setting(2, "number of checkpoints to keep", at_least=1, at_most=10**6)
+    folder: str = setting(
+        "",
+        "folder of the checkpoints; default: inside the run's folder",
+        unit="path",
+        option=Option("--checkpoint-folder", "DIRECTORY"),
+    )
+    resume: bool = setting(False, "resume from the newest checkpoint in `folder`")
+    max_fruitless_restarts: int = setting(
+        MAX_FRUITLESS_RESTARTS,
+        "checkpoint and reft: maximum number of restarts in a row without a new step",
+        at_least=1,
+        at_most=1000,
+    )
 
     def __post_init__(self) -> None:
-        for name in ("every_steps", "keep", "max_fruitless_restarts"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check_limits(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,19 +216,42 @@ class SnapshotConfig:
     two); `nodes_per_rack` says which are lost together.
     """
 
-    every_steps: int | Literal["auto"] = 1
-    memory_bytes: int = 8 << 30
-    protection: Protection = "xor"
-    group_size: int = 4
+    every_steps: int | Literal["auto"] = setting(
+        1,
+        "interval between snapshots, in steps; `auto`: the interval with the lowest cost",
+        key="every",
+        at_least=1,
+        at_most=MAX_STEPS,
+        option=Option(
+            "--snapshot-every",
+            "STEPS|auto",
+            help="Interval between snapshots in the nodes' memory; auto: the cheapest. Default: no snapshots.",
+            in_torchrun=True,
+        ),
+    )
+    protection: Protection = setting(
+        "xor",
+        "what snapshots survive: a lost rank (none), any one node of a group (copy, xor), any two (pq)",
+        option=Option("--snapshot-protection", "none|copy|xor|pq", in_torchrun=True),
+    )
+    group_size: int = setting(
+        4,
+        "number of nodes that protect each other",
+        key="group",
+        at_least=2,
+        at_most=MAX_RANKS,
+        option=Option("--snapshot-group", in_run=False, in_torchrun=True),
+    )
+    memory_bytes: int = setting(
+        8 << 30, "maximum memory of each node for snapshots and parity", key="memory", unit="bytes", at_least=1
+    )
+    mtbf_seconds: float | None = setting(
+        None, "mean time between failures for `every: auto`; default: as observed", key="mtbf", unit="seconds"
+    )
     nodes_per_rack: int | None = None
-    mtbf_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("every_steps", "memory_bytes"):
-            if getattr(self, name) != "auto" and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.group_size < 2:
-            raise ValueError(f"group_size must be at least 2, not {self.group_size}")
+        check_limits(self)
 
     def __str__(self) -> str:
         """How often, and what protects them."""
@@ -219,78 +267,221 @@ JOB_FAILED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class JobConfig:
-    """One training job. Batch sizes count sequences, lengths count tokens (bytes).
+class JobSettings:
+    """What a user sets of a job. Batch sizes count sequences, lengths count tokens (bytes).
 
-    `nodes` train; `spares` nodes more, of as many ranks, are ready to take the place of lost ones.
-    `degraded_share_limit`: at most this share of a step's samples goes through degraded layers.
-    `projected_share_limit`: at most this share of the replicas projects a layer, see `Span`. `sharded_optimizer`: each
-    holder of a unit has the moments of its share alone (ZeRO-1, arXiv 1910.02054). `takeover`: whether
-    training waits for state that has to move (`direct`), continues with fewer replicas meanwhile (`background`), or
-    does what costs less (`auto`). `redundancy`: how many replicas hold each shard of a step where the strategy places
-    them, None: as many as SPARe's closed form has it; `stack_offsets` says which. `rank_memory_bytes`: what a rank may
-    use for state and activations, None: no limit. `precision`: `bf16` multiplies matrices in bfloat16 (torch.autocast);
-    parameters, gradients and optimizer state stay in fp32. `device`: what each rank computes on; `auto` is a GPU where
-    the rank has one. `dilation_ratio` pads CPU time: it has no effect on ranks that compute on a GPU. `pacing`: whether
-    a compute segment is padded to what such segments cost by ratings on which all ranks agree at the start, or to what
-    this execution took; `off` goes with a dilation of 1. `ratings` are such costs from elsewhere, with the dilation in
-    them; None: the ranks measure. `links`: what moves between ranks takes as long as on these, None: as long as it
-    takes. `emulation`: what device the ratings and links are of, None: this one. `priority`: `idle` ranks have what all
-    others leave of the CPU. `coordinator_timeout_seconds`: a rank that cannot go on without a coordinator waits for so
-    long while there is none, None: for as long as it takes.
+    Each field is a key of the `job` of an experiment file, in this order, and one with an option is one of the command
+    line. A further setting is a further field, and the code that uses it.
     """
 
-    model: ModelConfig = PRESETS["llama-tiny"]
-    nodes: int = 4
-    gpus_per_node: int = 2
-    data_parallel: int = 4
-    pipeline: int = 2
-    spares: int = 0
-    steps: int = 560
+    model: ModelConfig = setting(
+        PRESETS["llama-tiny"],
+        "model preset; all but llama-tiny have a published LLaMA shape",
+        option=Option("--model", in_torchrun=True),
+    )
+    nodes: int = setting(4, "number of nodes, without spares", at_least=1, at_most=MAX_RANKS, option=Option("--nodes"))
+    gpus_per_node: int = setting(
+        2,
+        "ranks per node, also on machines without a GPU",
+        at_least=1,
+        at_most=MAX_RANKS,
+        option=Option("--gpus-per-node"),
+    )
+    nodes_per_rack: int | None = setting(
+        None,
+        "nodes per rack, for the target `rack=0`",
+        at_least=1,
+        at_most=MAX_RANKS,
+        option=Option("--nodes-per-rack"),
+    )
+    data_parallel: int = setting(
+        4,
+        "number of model replicas; default: derived from the number of ranks",
+        at_least=1,
+        option=Option("--data-parallel", "D"),
+    )
+    steps: int = setting(
+        560,
+        "number of optimizer steps",
+        at_least=1,
+        at_most=MAX_STEPS,
+        option=Option("--steps", in_torchrun=True),
+    )
+    data: str | None = setting(
+        None,
+        "UTF-8 text to train on, a file or folder; default: the sources of Python's standard library",
+        unit="path",
+        option=Option("--data", in_torchrun=True),
+    )
+    strategy: str = setting(
+        "mecefo",
+        "recovery strategy: which ranks take over the layers of a lost rank, and how",
+        option=Option("--strategy", in_torchrun=True),
+    )
+    projected_share_limit: float = setting(
+        QUALITIES["auto"].projected_share_limit,
+        "mecefo: how much may be approximated; a ratio limits the share of samples through degraded layers",
+        key="quality",
+        at_least=0,
+        at_most=1,
+        option=Option(
+            "--quality",
+            "auto|speed|exact|X",
+            help="With mecefo: approximate for the earliest final loss (auto), for full speed, not at all, or at most "
+            "this share of samples. Default: auto.",
+            in_torchrun=True,
+        ),
+    )
+    """At most this share of the replicas projects a layer, see `Span`."""
+    degraded_share_limit: float = setting(
+        QUALITIES["auto"].degraded_share_limit,
+        "as `quality` with a ratio, which takes precedence",
+        at_least=0,
+        at_most=1,
+    )
+    """At most this share of a step's samples goes through degraded layers."""
+    pipeline: int = setting(
+        2,
+        "pipeline stages per replica; default: derived from the number of ranks",
+        at_least=1,
+        option=Option("--pipeline", "P", in_torchrun=True),
+    )
+    sequence_length: int = setting(
+        64,
+        "tokens per sequence",
+        at_least=1,
+        at_most=2**20,
+        option=Option("--sequence-length", in_run=False, in_torchrun=True),
+    )
+    microbatch_size: int = setting(
+        2,
+        "sequences per microbatch",
+        at_least=1,
+        at_most=2**20,
+        option=Option("--microbatch-size", in_run=False, in_torchrun=True),
+    )
+    microbatches_per_replica: int = setting(
+        3,
+        "microbatches per replica and step",
+        at_least=1,
+        at_most=2**20,
+        option=Option("--microbatches-per-replica", "M", in_torchrun=True),
+    )
+    learning_rate: float = setting(3e-3, "learning rate of AdamW after the warm-up", above=0)
+    warmup_steps: int = setting(20, "steps of learning-rate warm-up", at_least=0, at_most=MAX_STEPS)
+    spares: int = setting(
+        0,
+        "number of spare nodes, which replace lost ones; they have the highest node numbers",
+        at_least=0,
+        at_most=MAX_RANKS,
+        option=Option("--spares", "K"),
+    )
+    redundancy: int | None = setting(
+        None,
+        "spare, mecefo+spare: number of replicas that hold each shard; default: floor(log2 N + 0.833)",
+        at_least=1,
+        at_most=MAX_REDUNDANCY,
+        option=Option(
+            "--redundancy",
+            "R",
+            help="With spare: number of replicas that hold each shard of a step.",
+            in_torchrun=True,
+        ),
+    )
+    stack_offsets: OffsetKind = setting(
+        "golomb", "spare, mecefo+spare: placement of shards, by a Golomb ruler or consecutive"
+    )
+    approximation: ApproximationConfig = setting(ApproximationConfig(), "approximation of degraded layers")
+    health: HealthConfig = setting(HealthConfig(), "handling of steps with bad values")
+    checkpoint: CheckpointConfig | None = setting(None, "durable checkpoints; default: none")
+    snapshots: SnapshotConfig | None = setting(None, "snapshots in the nodes' memory; default: none")
+    sharded_optimizer: bool = setting(
+        False, "shard the optimizer state over the replicas of a layer (ZeRO-1); snapshots protect it"
+    )
+    """Each holder of a unit has the moments of its share alone (arXiv 1910.02054)."""
+    takeover: Literal["auto", "direct", "background"] = setting(
+        "auto", "whether training waits for state transfer; `auto`: whatever is estimated to cost less"
+    )
+    """`direct`: training waits for the state; `background`: it continues with fewer replicas until then."""
+    dilation_ratio: float = setting(
+        1.0,
+        "slow-down factor of each rank's compute, so that ranks on few cores do not disturb each other",
+        key="dilation",
+        at_least=1,
+        option=Option(
+            "--dilation",
+            "auto|off|X",
+            help="Time dilation: each rank computes X times slower than this CPU. Default: auto.",
+        ),
+    )
+    """CPU time is padded by it: it has no effect on ranks that compute on a GPU."""
+    pacing: Pacing = setting(
+        "rated",
+        "duration of dilated compute: a rated time, measured at the start, or a multiple of CPU time",
+        option=Option(
+            "--pacing",
+            "rated|measured|off",
+            help="Duration of dilated compute: a rated time, measured at the start (rated), or X times the CPU time "
+            "used (measured); off: no dilation. Default: rated.",
+        ),
+    )
+    """All ranks agree on the ratings at the start; `off` goes with a dilation of 1."""
+    emulation: Emulation | None = setting(None, key=INLINE)
+    """Of which device the ratings and links are, None: this one."""
+    links: Links | None = setting(
+        None,
+        "bandwidth and latency between ranks to emulate; default: those of the device model",
+        key="link",
+        option=Option(
+            "--link",
+            "bandwidth=B,latency=T",
+            help="Emulate this link between ranks, e.g. bandwidth=25GB/s,latency=20us.",
+        ),
+    )
+    """What moves between ranks takes as long as on these, None: as long as it takes."""
+    rank_memory_bytes: int | None = setting(None, "memory per rank, for planners; default: no limit", at_least=1)
+    heartbeat_timeout_seconds: float = setting(
+        2.0,
+        "silence after which a rank is declared lost; a closed connection is detected at once",
+        key="heartbeat_timeout",
+        unit="seconds",
+        # Anything shorter takes a busy machine for a lost rank.
+        at_least=0.5,
+        at_most=600.0,
+    )
+    precision: Literal["fp32", "bf16"] = setting(
+        "fp32",
+        "precision of matrix products; everything else is in fp32",
+        option=Option("--precision", in_run=False, in_torchrun=True),
+    )
+    """`bf16` multiplies matrices in bfloat16 (torch.autocast)."""
+    device: DeviceChoice = setting(
+        "auto", "device type of the ranks", option=Option("--device", in_run=False, in_torchrun=True)
+    )
+    """`auto` is a GPU where the rank has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobConfig(JobSettings):
+    """One training job: its settings, and what is decided when it is started.
+
+    `ratings` are the costs of compute segments from elsewhere, with the dilation in them; None: the ranks measure.
+    `priority`: `idle` ranks have what all others leave of the CPU. `coordinator_timeout_seconds`: a rank that needs a
+    coordinator waits this long while there is none, None: without a limit.
+    """
+
     seed: int = 0
-    strategy: str = "mecefo"
-    sequence_length: int = 64
-    microbatch_size: int = 2
-    microbatches_per_replica: int = 3
-    learning_rate: float = 3e-3
     min_learning_rate_ratio: float = 0.1
-    warmup_steps: int = 20
     weight_decay: float = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
     clip_grad_norm: float = 1.0
-    data: str | None = None
-    approximation: ApproximationConfig = field(default_factory=ApproximationConfig)
-    health: HealthConfig = field(default_factory=HealthConfig)
-    checkpoint: CheckpointConfig | None = None
-    snapshots: SnapshotConfig | None = None
-    sharded_optimizer: bool = False
-    takeover: Literal["auto", "direct", "background"] = "auto"
-    degraded_share_limit: float = QUALITIES["auto"].degraded_share_limit
-    projected_share_limit: float = QUALITIES["auto"].projected_share_limit
-    redundancy: int | None = None
-    stack_offsets: OffsetKind = "golomb"
-    rank_memory_bytes: int | None = None
-    precision: Literal["fp32", "bf16"] = "fp32"
-    device: DeviceChoice = "auto"
-    dilation_ratio: float = 1.0
-    pacing: Pacing = "rated"
     ratings: Costs | None = None
-    links: Links | None = None
-    emulation: Emulation | None = None
     priority: Literal["normal", "idle"] = "normal"
-    heartbeat_timeout_seconds: float = 2.0
     collective_timeout_seconds: float = 60.0
     coordinator_timeout_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("steps", "sequence_length", "microbatch_size", "microbatches_per_replica"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("degraded_share_limit", "projected_share_limit"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be between 0 and 1, not {getattr(self, name)}")
-        if self.spares < 0:
-            raise ValueError(f"spares must not be negative, not {self.spares}")
+        check_limits(self)
         if self.sharded_optimizer and self.takeover == "background":
             raise ValueError("with sharded_optimizer no state moves in the background: takeover is auto or direct")
         self.cluster()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mecefo_runtime.job.setting import REQUIRED, Option, setting
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Emulation:
     """The device model of a job, by name, and what of it the job's own figures do not say.
 
@@ -14,11 +16,29 @@ class Emulation:
     microbatch has `message_bytes` there. `is_scale_chosen`: the time scale is a default, not the user's.
     """
 
-    device_model: str
+    device_model: str = setting(
+        REQUIRED,
+        "device to emulate: the name of a known one, or a file by `chaos calibrate`",
+        option=Option(
+            "--device-model",
+            "FILE|NAME",
+            help="Emulate a device: a table gives the times, a small model does the arithmetic. a100-7b, a100-1b, "
+            "a100-350m, or a file by `chaos calibrate`.",
+        ),
+    )
     provenance: str
     device: str
     model: str
     sequence_length: int
     message_bytes: int
-    time_scale: float
+    time_scale: float = setting(
+        REQUIRED,
+        "real seconds per emulated second; `auto`: the smallest that the cores can sustain",
+        option=Option(
+            "--time-scale",
+            "auto|X",
+            help="With a device model: real seconds per emulated second. Default: auto, the smallest that the cores "
+            "can sustain.",
+        ),
+    )
     is_scale_chosen: bool = False

@@ -134,7 +134,9 @@ def job_of(place: LauncherEnvironment, options: Mapping[str, Any]) -> JobConfig:
             data_parallel=place.num_ranks // pipeline,
             pipeline=pipeline,
             # A restarted attempt goes on where the one before it left something to continue from.
-            checkpoint=None if folder is None else CheckpointConfig(str(Path(folder).resolve()), every, resume=True),
+            checkpoint=None
+            if folder is None
+            else CheckpointConfig(every, folder=str(Path(folder).resolve()), resume=True),
             snapshots=_snapshots_of(place, options),
             **{name: options[name] for name in chosen},
         )

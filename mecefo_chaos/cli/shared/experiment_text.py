@@ -7,20 +7,23 @@ from typing import Any
 
 import yaml
 
+from chaos.experiment.command_job import CommandJob
+from chaos.experiment.experiment import Experiment
 from chaos.experiment.fault_options import MORE_FAULTS, FaultOptions
-from chaos.experiment.fault_spec import FAULT_KEYS
+from chaos.experiment.fault_spec import FAULT_KEYS, FaultSpec
 from chaos.experiment.faults_of_options import NO_FAULT
+from chaos.experiment.fields import Said
 from chaos.experiment.gate_spec import aborting
+from chaos.experiment.job import Checkpoint, Containers, Job, Snapshots
 from chaos.experiment.parameter_pairs import read_pairs
 from chaos.experiment.reading import installed_faults
-from chaos.experiment.schema_words import WORDS
 from chaos.experiment.terms import is_of_a_fault, place_of
 from chaos.language.validation_errors import Problems, Source
 from chaos.language.yaml_lines import Dumper
 
 _MAX_LINE = 118
 _COMMENT_COLUMN = 30
-_OWN_MODELS = {"checkpoint": "Checkpoint", "snapshots": "Snapshots", "containers": "Containers"}
+_OWN_MODELS: Mapping[str, type[Said]] = {"checkpoint": Checkpoint, "snapshots": Snapshots, "containers": Containers}
 _KEYS_FIRST = ("name", "seed", "backend", "network", "containers", "job", "profile", "faults", "twin", "gates")
 
 
@@ -33,10 +36,10 @@ def experiment_text(subject: str | None, options: Mapping[str, Any], *, name: st
         value: Any = values[key]
         is_nested = isinstance(value, (Mapping, list)) and bool(value)
         if is_nested:
-            lines += ["", *_commented(f"{key}:", WORDS["Experiment"].get(key))]
+            lines += ["", *_commented(f"{key}:", _text(Experiment, key))]
             lines += _faults(value) if key == "faults" else _gates(value) if key == "gates" else _block(key, value)
         else:
-            lines += _commented(f"{key}: {_scalar(value)}", None if key == "name" else WORDS["Experiment"].get(key))
+            lines += _commented(f"{key}: {_scalar(value)}", None if key == "name" else _text(Experiment, key))
     if "gates" not in values:
         lines += [
             "",
@@ -77,13 +80,13 @@ def _fault(fault: FaultOptions) -> dict[str, Any]:
 
 def _block(name: str, values: Mapping[str, Any], indent: str = "  ") -> Iterator[str]:
     is_command = name == "job" and values.get("runtime") == "command"
-    words = WORDS.get("CommandJob" if is_command else _OWN_MODELS.get(name, "Job"), {})
+    model = CommandJob if is_command else _OWN_MODELS.get(name, Job)
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from _commented(f"{indent}{key}:", words.get(key))
+            yield from _commented(f"{indent}{key}:", _text(model, key))
             yield from _block(key, value, f"{indent}  ")
         else:
-            yield from _commented(f"{indent}{key}: {_scalar(value)}", words.get(key))
+            yield from _commented(f"{indent}{key}: {_scalar(value)}", _text(model, key))
 
 
 def _faults(faults: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -92,8 +95,13 @@ def _faults(faults: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield from _commented(f"  - kind: {fault['kind']}", (kind.__doc__ or "").strip().splitlines()[0].rstrip("."))
         for key in (*(key for key in FAULT_KEYS if key in fault and key != "kind"), *(fault.keys() - set(FAULT_KEYS))):
             own = kind.Parameters.model_fields.get(key)
-            words = WORDS["FaultSpec"].get(key) if own is None else own.description
-            yield from _commented(f"    {key}: {_scalar(fault[key])}", words)
+            text = _text(FaultSpec, "lifetime" if key == "for" else key) if own is None else own.description
+            yield from _commented(f"    {key}: {_scalar(fault[key])}", text)
+
+
+def _text(model: type[Said], key: str) -> str | None:
+    field = model.model_fields.get(key)
+    return None if field is None else field.description
 
 
 def _gates(gates: Sequence[Any]) -> Iterator[str]:

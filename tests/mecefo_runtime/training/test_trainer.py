@@ -41,7 +41,7 @@ def test_a_rank_forks_before_it_has_threads(monkeypatch, tmp_path):
         raise Enough
 
     monkeypatch.setattr(calibrate, "run_apart", fork)
-    job = JobConfig(checkpoint=CheckpointConfig(str(tmp_path), every_steps=1), device="cpu")
+    job = JobConfig(checkpoint=CheckpointConfig(folder=str(tmp_path), every_steps=1), device="cpu")
     with pytest.raises(Enough):
         begin(job)
     assert began == [set()]

@@ -18,7 +18,17 @@ MOVED_BYTES = 50 * 10**9
 CELL = cell_of()
 EVERYBODY = tuple(range(32))
 LOST = 9
-EMULATION = asdict(Emulation("a100-7b", "predicted", "A100", "7b", 256, 1, SCALE))
+EMULATION = asdict(
+    Emulation(
+        device_model="a100-7b",
+        provenance="predicted",
+        device="A100",
+        model="7b",
+        sequence_length=256,
+        message_bytes=1,
+        time_scale=SCALE,
+    )
+)
 
 
 class Log:
