@@ -10,8 +10,8 @@ from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 from chaos.errors import UsageError, nearest, shown
 from chaos.language.trigger import Duration
 from chaos.language.validation_errors import said
+from mecefo_runtime.job.setting import BYTES_PER_UNIT
 
-_BYTES_PER_UNIT = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 # As `tc` writes them, in lower case.
 _BITS_PER_UNIT = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 # All whole numbers up to here are exact as floats.
@@ -53,11 +53,11 @@ def parse_bytes(value: object) -> int:
     if match is None:
         raise UsageError(f"{shown(value)} is not a size: write 512MiB, 1.5GB or 4096B")
     number, unit = match.groups()
-    if unit not in _BYTES_PER_UNIT:
+    if unit not in BYTES_PER_UNIT:
         wanted = f"{unit!r} is no unit" if unit else f"{shown(value)} has no unit"
-        words = tuple(_BYTES_PER_UNIT)
+        words = tuple(BYTES_PER_UNIT)
         raise UsageError(f"{wanted}: use one of {', '.join(words)}", suggestion=nearest(unit, words))
-    size_bytes = int(float(number) * _BYTES_PER_UNIT[unit])
+    size_bytes = int(float(number) * BYTES_PER_UNIT[unit])
     if size_bytes < 1:
         raise UsageError(f"{shown(value)} is nothing: write at least 1B")
     if size_bytes > _MOST_BYTES:
@@ -68,8 +68,8 @@ def parse_bytes(value: object) -> int:
 def bytes_text(size_bytes: int) -> str:
     """A size as `parse_bytes` reads it, exactly: in the largest binary unit of which it is a whole number."""
     for unit in ("GiB", "MiB", "KiB"):
-        if size_bytes % _BYTES_PER_UNIT[unit] == 0:
-            return f"{size_bytes // _BYTES_PER_UNIT[unit]}{unit}"
+        if size_bytes % BYTES_PER_UNIT[unit] == 0:
+            return f"{size_bytes // BYTES_PER_UNIT[unit]}{unit}"
     return f"{size_bytes}B"
 
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from chaos.errors import UsageError, nearest, shown
+from mecefo_runtime.job.setting import SECONDS_PER_UNIT
 
 # In the order in which a step goes through them; a rank can be held before it enters one.
 PHASES = ("data", "forward", "backward", "reduce", "optimizer", "commit", "checkpoint")
@@ -21,7 +22,6 @@ OUTSIDE_PHASES = ("regroup", "transfer")
 # Their step is not known beforehand.
 OPEN_PHASES = (*SNAPSHOT_PHASES, *OUTSIDE_PHASES)
 
-_SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 _STEP_UNITS = ("step", "steps")
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([a-z]*)")
 _WHOLE_NUMBER = re.compile(r"[0-9]{1,9}")
@@ -54,7 +54,7 @@ class Duration:
         """
         if isinstance(text, Duration):
             return text
-        units = (*_SECONDS_PER_UNIT, *(_STEP_UNITS if in_steps else ()))
+        units = (*SECONDS_PER_UNIT, *(_STEP_UNITS if in_steps else ()))
         is_none = f"is not a duration: write 30s, 1500ms, 2min{', 1h or 15steps' if in_steps else ' or 1h'}"
         other = units[-1] if in_steps else "ms"
         match = _DURATION.fullmatch(text.strip()) if isinstance(text, str) else None
@@ -67,8 +67,8 @@ class Duration:
         number, unit = match.groups()
         if unit in _STEP_UNITS:
             return cls(steps=_whole(number, "steps"))
-        if unit in _SECONDS_PER_UNIT:
-            return cls(seconds=round(float(number) * _SECONDS_PER_UNIT[unit], 9))
+        if unit in SECONDS_PER_UNIT:
+            return cls(seconds=round(float(number) * SECONDS_PER_UNIT[unit], 9))
         if not unit:
             raise UsageError(f"{shown(text)} has no unit: write {number}s or {number}{other}")
         raise UsageError(f"{unit!r} is no unit: use one of {', '.join(units)}", suggestion=nearest(unit, units))

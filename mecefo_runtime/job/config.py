@@ -193,7 +193,7 @@ class CheckpointConfig:
         "",
         "folder of the checkpoints; default: inside the run's folder",
         unit="path",
-        option=Option("--checkpoint-folder", "DIRECTORY"),
+        option=Option("--checkpoint-folder", "DIRECTORY", in_torchrun=True),
     )
     resume: bool = setting(False, "resume from the newest checkpoint in `folder`")
     max_fruitless_restarts: int = setting(
@@ -277,7 +277,11 @@ class JobSettings:
     model: ModelConfig = setting(
         PRESETS["llama-tiny"],
         "model preset; all but llama-tiny have a published LLaMA shape",
-        option=Option("--model", in_torchrun=True),
+        option=Option(
+            "--model",
+            help="Model preset; all but llama-tiny have a published LLaMA shape. Default: llama-tiny.",
+            in_torchrun=True,
+        ),
     )
     nodes: int = setting(4, "number of nodes, without spares", at_least=1, at_most=MAX_RANKS, option=Option("--nodes"))
     gpus_per_node: int = setting(

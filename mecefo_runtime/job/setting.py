@@ -18,6 +18,8 @@ REQUIRED = object()
 INLINE = ""
 """As a key: the settings of the field's dataclass are keys of the dataclass that has the field."""
 Unit = Literal["", "seconds", "bytes", "path"]
+SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
+BYTES_PER_UNIT = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 KeyPath = tuple[str, ...]
 
 
@@ -129,6 +131,16 @@ def places(settings: type, path: KeyPath = ()) -> Iterator[Place]:
             yield whole
         if place.part is not None:
             yield from places(place.part, whole.path)
+
+
+def help_of(place: Place) -> str:
+    """The text of a setting's option, as whole sentences with the default."""
+    option, text = place.setting.option, place.setting.text
+    if option is not None and option.help:
+        return option.help
+    sentence = f"{text[:1].upper()}{text[1:].replace('; default: ', '. Default: ')}."
+    is_plain = isinstance(place.default, int | float | str) and place.default != ""
+    return f"{sentence} Default: {place.default}." if is_plain and "Default: " not in sentence else sentence
 
 
 def alternatives(kind: Any) -> tuple[Any, ...]:

@@ -17,22 +17,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
 from mecefo_runtime.checkpoint.durable import MismatchedCheckpoint, newest_durable
-from mecefo_runtime.job.config import PRESETS, CheckpointConfig, JobConfig, SnapshotConfig
+from mecefo_runtime.job.config import PRESETS, JobConfig, JobSettings, SnapshotConfig
 from mecefo_runtime.job.layout import LayoutError
-from mecefo_runtime.job.protection import NUM_PARITIES
 from mecefo_runtime.job.rank_environment import RankEnvironment
+from mecefo_runtime.job.reading import read_file, with_settings
+from mecefo_runtime.job.setting import Place, alternatives, help_of, places, words_of
 from mecefo_runtime.launch.keeper import listen, start_keeper, start_standby
 from mecefo_runtime.launch.snapshot_keeper import keep_snapshots
 from mecefo_runtime.launch.worker import run_worker
 from mecefo_runtime.model.data import DataError, read_corpus
 from mecefo_runtime.planners import names, stops_on_loss, with_fixed_settings
-from mecefo_runtime.system.devices import DeviceChoice, DeviceError, require_device
+from mecefo_runtime.system.devices import DeviceError, require_device
 from mecefo_runtime.system.process import ProcessId, die_with_parent
 from mecefo_runtime.system.wire import LOOPBACK, new_token
 
@@ -41,8 +43,19 @@ STORE_TIMEOUT_SECONDS = 60.0
 # Of the ranks for a coordinator that they need; one that is started again is there within a second.
 COORDINATOR_TIMEOUT_SECONDS = 60.0
 _MAX_TIMEOUT_SECONDS = 3600.0
-_DEFAULTS = JobConfig()
+_DEFAULTS = JobConfig(coordinator_timeout_seconds=COORDINATOR_TIMEOUT_SECONDS)
 _SNAPSHOTS = SnapshotConfig()
+_SETTINGS: Mapping[str, Place] = {
+    place.setting.option.name: place
+    for place in places(JobSettings)
+    if place.setting.option is not None and place.setting.option.in_torchrun
+}
+_FIELDS = ("seed", *(f"{name}_timeout_seconds" for name in ("heartbeat", "collective", "coordinator")))
+_HELP = {
+    "pipeline": "Pipeline stages per replica. Default: 1.",
+    "folder": "Folder of the checkpoints; the job begins with the newest one in it.",
+}
+_WORDS = {"model": tuple(PRESETS), "strategy": tuple(name for name in names() if not stops_on_loss(name))}
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -108,38 +121,34 @@ def _check_log(log: Path) -> None:
         raise LaunchError(f"--coordinator-log: cannot write to {log}: {error.strerror}") from error
 
 
-def job_of(place: LauncherEnvironment, options: Mapping[str, Any]) -> JobConfig:
-    """The job that the command line asks for, on the ranks that the launcher started.
+def job_of(place: LauncherEnvironment, options: Mapping[str, Any], file: Path | None = None) -> JobConfig:
+    """The job that a file and the options that were given ask for, on the ranks that the launcher started.
+
+    `options` are settings by the names of their options, and fields of `JobConfig` by theirs.
 
     Raises:
         LaunchError: the shape does not fit, the text cannot be read, or there is no such device.
     """
-    pipeline = int(options["pipeline"])
-    if place.num_ranks % pipeline:
-        raise LaunchError(f"{place.num_ranks} ranks do not make pipelines of {pipeline} stages: change --pipeline")
-    if options["snapshot_every"] is not None and not place.has_agent:
-        raise LaunchError("--snapshot-every needs torchrun: snapshots are for ranks that are started again")
-    folder, every = options["checkpoint_folder"], options["checkpoint_every"]
-    if (folder is None) != (every is None):
-        raise LaunchError("--checkpoint-folder and --checkpoint-every belong together")
-    recipe = ("steps", "seed", "strategy", "sequence_length", "microbatch_size", "microbatches_per_replica")
-    timeouts = (f"{name}_timeout_seconds" for name in ("heartbeat", "collective", "coordinator"))
-    chosen = (*recipe, "data", "device", "precision", *timeouts)
     try:
-        job = replace(
-            _DEFAULTS,
-            model=PRESETS[options["model"]],
-            nodes=place.num_ranks // place.ranks_per_node,
-            gpus_per_node=place.ranks_per_node,
-            data_parallel=place.num_ranks // pipeline,
-            pipeline=pipeline,
-            # A restarted attempt goes on where the one before it left something to continue from.
-            checkpoint=None
-            if folder is None
-            else CheckpointConfig(every, folder=str(Path(folder).resolve()), resume=True),
-            snapshots=_snapshots_of(place, options),
-            **{name: options[name] for name in chosen},
-        )
+        whole, settings = (None, dict[str, Any]()) if file is None else read_file(file)
+        _put_options(settings, options)
+        base = whole or _DEFAULTS
+        pipeline = int(settings.setdefault("pipeline", 1 if whole is None else whole.pipeline))
+        if place.num_ranks % pipeline:
+            raise LaunchError(f"{place.num_ranks} ranks do not make pipelines of {pipeline} stages: change --pipeline")
+        shape = {
+            "nodes": place.num_ranks // place.ranks_per_node,
+            "gpus_per_node": place.ranks_per_node,
+            "data_parallel": place.num_ranks // pipeline,
+            "spares": 0,
+        }
+        for key, started in shape.items():
+            asked = settings.setdefault(key, started if whole is None else getattr(whole, key))
+            if str(asked) != str(started):
+                raise LaunchError(f"{key} is {asked} in {file}, but the launcher started ranks for {started}")
+        _complete_parts(place, settings)
+        job = with_settings(base, settings)
+        job = replace(job, **{name: value for name, value in options.items() if name in _FIELDS})
         require_device(job.device)
         read_corpus(job.data, sequence_length=job.sequence_length)
         newest_durable(job)
@@ -148,17 +157,36 @@ def job_of(place: LauncherEnvironment, options: Mapping[str, Any]) -> JobConfig:
     return with_fixed_settings(job)
 
 
-def _snapshots_of(place: LauncherEnvironment, options: Mapping[str, Any]) -> SnapshotConfig | None:
-    if options["snapshot_every"] is None:
-        return None
-    # A single node has nobody to protect its memory.
-    usual = _SNAPSHOTS.protection if place.num_ranks > place.ranks_per_node else "none"
-    return SnapshotConfig(
-        options["snapshot_every"],
-        memory_bytes=int(options["snapshot_memory_gib"] * (1 << 30)),
-        protection=options["snapshot_protection"] or usual,
-        group_size=options["snapshot_group"],
-    )
+def _put_options(settings: dict[str, Any], options: Mapping[str, Any]) -> None:
+    """Set what `options` say in `settings`, at the path of each; of snapshots only where some are taken."""
+    has_snapshots = settings.get("snapshots") is not None or "snapshot_every" in options
+    for name, place in _SETTINGS.items():
+        if name not in options or (place.path[0] == "snapshots" and not has_snapshots):
+            continue
+        *parts, key = place.path
+        within = settings
+        for part in parts:
+            within[part] = dict(within.get(part) or {})
+            within = within[part]
+        within[key] = options[name]
+    if has_snapshots and "snapshot_memory_gib" in options:
+        settings["snapshots"]["memory"] = int(options["snapshot_memory_gib"] * (1 << 30))
+
+
+def _complete_parts(place: LauncherEnvironment, settings: dict[str, Any]) -> None:
+    """Fill in what checkpoints and snapshots are under a launcher, where nothing is given."""
+    if (checkpoint := settings.get("checkpoint")) is not None:
+        if not checkpoint.get("folder") or not checkpoint.get("every_steps"):
+            raise LaunchError("--checkpoint-folder and --checkpoint-every belong together")
+        # A restarted attempt continues where the one before it left a checkpoint.
+        folder = str(Path(checkpoint["folder"]).resolve())
+        settings["checkpoint"] = {"resume": True, **checkpoint, "folder": folder}
+    if (snapshots := settings.get("snapshots")) is not None:
+        if not place.has_agent:
+            raise LaunchError("--snapshot-every needs torchrun: snapshots are for ranks that are started again")
+        # A single node has no other to protect its memory.
+        usual = _SNAPSHOTS.protection if place.num_ranks > place.ranks_per_node else "none"
+        settings["snapshots"] = {"protection": usual, **snapshots}
 
 
 def launch(
@@ -226,38 +254,40 @@ def _timeout_option(name: str, least_seconds: float, default_seconds: float, tex
     )
 
 
+def _setting_options(command: Command) -> Command:
+    """The options of settings that a job under torchrun has, as `mecefo_runtime.job.config` describes them."""
+    for place in reversed(_SETTINGS.values()):
+        option = place.setting.option
+        assert option is not None
+        command = click.option(
+            option.flag, option.name, type=_click_type(place), metavar=option.metavar, help=_help_of(place)
+        )(command)
+    return command
+
+
+def _click_type(place: Place) -> click.ParamType[Any]:
+    kinds, setting, words = alternatives(place.type), place.setting, words_of(place.type)
+    if setting.key in _WORDS or (words and int not in kinds):
+        return click.Choice(_WORDS.get(setting.key, words))
+    if setting.unit == "path":
+        return click.Path()
+    return click.IntRange(setting.at_least, setting.at_most) if int in kinds and not words else click.STRING
+
+
+def _help_of(place: Place) -> str:
+    return _HELP.get(place.setting.key, help_of(place))
+
+
 @click.command(help=__doc__.split("\n\n")[0])
-@click.option("--model", type=click.Choice(list(PRESETS)), default="llama-tiny", show_default=True)
-@click.option("--steps", type=click.IntRange(1), default=_DEFAULTS.steps, show_default=True)
-@click.option("--pipeline", type=click.IntRange(1), default=1, show_default=True, help="Stages of a replica.")
 @click.option(
-    "--strategy",
-    type=click.Choice([name for name in names() if not stops_on_loss(name)]),
-    default=_DEFAULTS.strategy,
-    show_default=True,
+    "--job",
+    "file",
+    type=click.Path(path_type=Path),
+    help="JSON or YAML file with any settings: the `job` of an experiment, an experiment, or a job as this runtime "
+    "writes it. Options replace what it says.",
 )
+@_setting_options
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--data", type=click.Path(), help="Text to train on. Default: some that Python comes with.")
-@click.option("--sequence-length", type=click.IntRange(1), default=_DEFAULTS.sequence_length, show_default=True)
-@click.option("--microbatch-size", type=click.IntRange(1), default=_DEFAULTS.microbatch_size, show_default=True)
-@click.option(
-    "--microbatches-per-replica", type=click.IntRange(1), default=_DEFAULTS.microbatches_per_replica, show_default=True
-)
-@click.option(
-    "--device", type=click.Choice(get_args(DeviceChoice)), default=_DEFAULTS.device, show_default=True, help="Of ranks."
-)
-@click.option("--precision", type=click.Choice(["fp32", "bf16"]), default=_DEFAULTS.precision, show_default=True)
-@click.option("--checkpoint-folder", type=click.Path(), help="Write checkpoints here, and begin with the newest.")
-@click.option("--checkpoint-every", type=click.IntRange(1), metavar="STEPS", help="How often.")
-@click.option(
-    "--snapshot-every", type=click.IntRange(1), metavar="STEPS", help="Snapshots in memory, which outlive the ranks."
-)
-@click.option(
-    "--snapshot-protection",
-    type=click.Choice(list(NUM_PARITIES)),
-    help=f"Among nodes. Default: {_SNAPSHOTS.protection}.",
-)
-@click.option("--snapshot-group", type=click.IntRange(2), default=_SNAPSHOTS.group_size, show_default=True)
 @click.option(
     "--snapshot-memory-gib",
     type=click.FloatRange(0, min_open=True),
@@ -271,12 +301,22 @@ def _timeout_option(name: str, least_seconds: float, default_seconds: float, tex
 @_timeout_option("store", 1.0, STORE_TIMEOUT_SECONDS, "For the launcher's store, and for rank 0 in it.")
 @click.option("--host", default=LOOPBACK, show_default=True, help="The address at which other ranks reach this one.")
 @click.option("--coordinator-log", type=click.Path(path_type=Path), default=Path(os.devnull), help="Its output.")
-def main(host: str, coordinator_log: Path, store_timeout_seconds: float, **options: Any) -> None:
+@click.pass_context
+def main(
+    context: click.Context,
+    file: Path | None,
+    host: str,
+    coordinator_log: Path,
+    store_timeout_seconds: float,
+    **options: Any,
+) -> None:
     """Entry point."""
+    by_default = {name for name in options if context.get_parameter_source(name) is ParameterSource.DEFAULT}
+    given = {name: value for name, value in options.items() if name not in by_default}
     try:
         _check_log(coordinator_log)
         place = LauncherEnvironment.of(os.environ)
-        code = launch(place, job_of(place, options), host, coordinator_log, store_timeout_seconds)
+        code = launch(place, job_of(place, given, file), host, coordinator_log, store_timeout_seconds)
     except LaunchError as error:
         click.echo(f"mecefo_runtime: {error}", err=True)
         code = USAGE_ERROR
