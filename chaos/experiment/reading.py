@@ -42,7 +42,7 @@ from chaos.experiment.limits import Limits
 from chaos.experiment.parameter_pairs import named
 from chaos.experiment.profile import ProfileSpec
 from chaos.experiment.salvage import Salvage, salvaged
-from chaos.experiment.terms import CHECKPOINT_OPTIONS, TERMS, is_of_a_fault, option_name, place_of
+from chaos.experiment.terms import TERMS, is_of_a_fault, option_name, place_of
 from chaos.language.validation_errors import Problems, Source, explain, key_path
 from chaos.language.yaml_lines import KeyPath, Mistake, read
 
@@ -220,7 +220,7 @@ def _put_options(
             label = "-- COMMAND"
             _put(values, ("job", "runtime"), "command")
         where = place_of(option)
-        if option in CHECKPOINT_OPTIONS and problems.source.path is None:
+        if where[:-1] == ("job", "checkpoint") and problems.source.path is None:
             labels[where[:-1]] = label
             labels["job", "checkpoint", "every_steps"] = "--checkpoint-every"
         if is_of_a_fault(option):

@@ -1,4 +1,7 @@
-"""By which option the command line says what a file says by a key, and the other way round."""
+"""By which option the command line says what a file says by a key, and the other way round.
+
+The settings of the built-in job have their options in `mecefo_runtime.job.config`; the rest is listed here.
+"""
 
 from __future__ import annotations
 
@@ -7,34 +10,24 @@ from collections.abc import Mapping
 from chaos.experiment.experiment import Experiment
 from chaos.experiment.fault_spec import FAULT_KEYS
 from chaos.language.yaml_lines import KeyPath
+from mecefo_runtime.job.config import JobSettings
+from mecefo_runtime.job.setting import places
 
-_OF_THE_JOB = (
-    "data",
-    "data_parallel",
-    "device_model",
-    "dilation",
-    "gpus_per_node",
-    "link",
-    "microbatches_per_replica",
-    "model",
-    "nodes",
-    "nodes_per_rack",
-    "pacing",
-    "pipeline",
-    "quality",
-    "redundancy",
-    "reset",
-    "spares",
-    "stall_timeout",
-    "step_from",
-    "steps",
-    "strategy",
-    "time_scale",
-)
-_OF_THE_EXPERIMENT = ("backend", "name", "network", "profile", "seed")
-CHECKPOINT_OPTIONS = {"checkpoint_every": "every_steps", "checkpoint_folder": "folder"}
-SNAPSHOT_OPTIONS = {"snapshot_every": "every", "snapshot_protection": "protection"}
-CONTAINER_OPTIONS = {"image": "image", "node_cpus": "cpus", "node_memory": "memory"}
+_SETTINGS: Mapping[str, KeyPath] = {
+    place.setting.option.name: ("job", *place.path)
+    for place in places(JobSettings)
+    if place.setting.option is not None and place.setting.option.in_run
+}
+OPTIONS_OF_PARTS = tuple(name for name, path in _SETTINGS.items() if len(path) > 2)
+"""The names of the options of settings that are within a part of the job, such as its checkpoints."""
+_PLACES: Mapping[str, KeyPath] = {
+    **_SETTINGS,
+    **{key: ("job", key) for key in ("reset", "stall_timeout", "step_from")},
+    "image": ("containers", "image"),
+    "node_cpus": ("containers", "cpus"),
+    "node_memory": ("containers", "memory"),
+    **{key: (key,) for key in ("backend", "name", "network", "profile", "seed")},
+}
 
 
 def option_name(option: str) -> str:
@@ -51,22 +44,13 @@ def place_of(option: str, fault: int = 0) -> KeyPath:
     """Where a file says what the option of that name says: one about a fault, of fault number `fault`."""
     if is_of_a_fault(option):
         return ("faults", fault, option)
-    for part, options in _PARTS.items():
-        if option in options:
-            return (*part, options[option])
+    if option in _PLACES:
+        return _PLACES[option]
     return (option,) if option in Experiment.model_fields else ("job", option)
 
 
-_PARTS: Mapping[KeyPath, Mapping[str, str]] = {
-    ("job", "checkpoint"): CHECKPOINT_OPTIONS,
-    ("job", "snapshots"): SNAPSHOT_OPTIONS,
-    ("containers",): CONTAINER_OPTIONS,
-}
 TERMS: Mapping[str, str] = {
-    **{f"job.{key}": option_name(key) for key in _OF_THE_JOB},
-    **{key: option_name(key) for key in (*_OF_THE_EXPERIMENT, *FAULT_KEYS) if key not in ("kind", "draw")},
-    **{f"job.checkpoint.{key}": option_name(option) for option, key in CHECKPOINT_OPTIONS.items()},
-    **{f"job.snapshots.{key}": option_name(option) for option, key in SNAPSHOT_OPTIONS.items()},
-    **{f"containers.{key}": option_name(option) for option, key in CONTAINER_OPTIONS.items()},
+    **{".".join(map(str, path)): option_name(option) for option, path in _PLACES.items()},
+    **{key: option_name(key) for key in FAULT_KEYS if key not in ("kind", "draw")},
 }
 """Key -> option; what stands beside every fault by its bare key."""

@@ -21,7 +21,7 @@ from chaos.experiment.experiment import Experiment, to_yaml
 from chaos.experiment.fault_spec import FAULT_KEYS
 from chaos.experiment.job import Job
 from chaos.experiment.reading import from_options
-from chaos.experiment.terms import CHECKPOINT_OPTIONS, SNAPSHOT_OPTIONS
+from chaos.experiment.terms import OPTIONS_OF_PARTS
 from chaos.host import python_module
 from chaos.host.run_files import EVENTS_FILE, SUMMARY_FILE
 from harness.analysis.words import one_line
@@ -195,7 +195,7 @@ def _read(subject: str | None, options: Mapping[str, Any]) -> Experiment | str:
 def _known() -> Collection[str]:
     fields = {*Experiment.model_fields, *Job.model_fields, *CommandJob.model_fields, *FAULT_KEYS}
     fields -= {"name", "faults", "job", "gates", "limits", "kind", "runtime", "for", "parameters"}
-    beside = (*CHECKPOINT_OPTIONS, *SNAPSHOT_OPTIONS, "command", "abort_on_fail")
+    beside = (*OPTIONS_OF_PARTS, "command", "abort_on_fail")
     return sorted({*fields, *_OWN, *beside})
 
 

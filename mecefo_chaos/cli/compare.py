@@ -16,12 +16,11 @@ from chaos.errors import UsageError, nearest, shown
 from chaos.experiment.fault_options import AND, MORE_FAULTS
 from chaos.host.terminal import columns
 from mecefo_chaos.cli.shared import completing
-from mecefo_chaos.cli.shared.experiment_options import experiment_options
+from mecefo_chaos.cli.shared.experiment_options import CommandOfAnExperiment
 from mecefo_chaos.cli.shared.grouped import option
 from mecefo_chaos.cli.shared.options import JSON_OPTION, OUT_OPTION, FileToWrite
 from mecefo_chaos.cli.shared.output import echo, is_for_github, print_as_is, print_json
 from mecefo_chaos.cli.shared.said import read_experiment
-from mecefo_chaos.cli.shared.several_faults import CommandOfFaults
 
 if TYPE_CHECKING:
     from chaos.experiment.experiment import Experiment
@@ -47,8 +46,7 @@ Exit codes: 0; 1 a figure got worse by more than the noise and the tolerance; 5 
 """
 
 
-@click.command(cls=CommandOfFaults, help=_COMPARE_HELP)
-@experiment_options
+@click.command(cls=CommandOfAnExperiment, help=_COMPARE_HELP)
 @click.argument("baseline", required=False, shell_complete=completing.RUNS)
 @option(
     COMPARISON,

@@ -12,7 +12,7 @@ import click
 
 from chaos.errors import EnvironmentFailure, UsageError, shown
 from chaos.user_files import write_output
-from mecefo_chaos.cli.shared.experiment_options import CommandOfAJob, experiment_options
+from mecefo_chaos.cli.shared.experiment_options import CommandOfAJob
 from mecefo_chaos.cli.shared.grouped import option
 from mecefo_chaos.cli.shared.options import OUTPUT
 from mecefo_chaos.cli.shared.output import echo, print_as_is
@@ -29,7 +29,6 @@ chaos init kill-process --at step=30 -- torchrun train.py
 
 
 @click.command(cls=CommandOfAJob, help=_HELP)
-@experiment_options
 @option(OUTPUT, "--output", "-o", metavar="FILE", help="File to write; - is standard output. Default: FAULT.yaml.")
 @option(OUTPUT, "--force", is_flag=True, help="Overwrite the file if it exists.")
 def init(subject: str | None, output: str | None, force: bool, **options: Any) -> int:

@@ -28,7 +28,7 @@ from mecefo_chaos.cli.replay import replay
 from mecefo_chaos.cli.report import report, runs
 from mecefo_chaos.cli.serve import serve
 from mecefo_chaos.cli.shared import completing
-from mecefo_chaos.cli.shared.experiment_options import CommandOfAJob, experiment_options
+from mecefo_chaos.cli.shared.experiment_options import CommandOfAJob
 from mecefo_chaos.cli.shared.grouped import GroupedGroup, option
 from mecefo_chaos.cli.shared.hints import sentence
 from mecefo_chaos.cli.shared.options import JSON_OPTION, OUT_OPTION, OUTPUT, FileToWrite
@@ -125,7 +125,6 @@ Examples:
 
 
 @cli.command(cls=CommandOfAJob, help=_RUN_HELP)
-@experiment_options
 @option(
     RUNNING,
     "--quick",
@@ -224,7 +223,6 @@ def run(
 
 
 @cli.command(cls=CommandOfAJob)
-@experiment_options
 @JSON_OPTION
 def plan(subject: str | None, as_json: bool, **options: Any) -> int:
     """Print the incidents that `run` would inject with the same arguments; the same seed gives the same incidents."""

@@ -320,7 +320,7 @@ class JobSettings:
     strategy: str = setting(
         "mecefo",
         "recovery strategy: which ranks take over the layers of a lost rank, and how",
-        option=Option("--strategy", in_torchrun=True),
+        option=Option("--strategy", help="Recovery strategy: {words}. Default: mecefo.", in_torchrun=True),
     )
     projected_share_limit: float = setting(
         QUALITIES["auto"].projected_share_limit,

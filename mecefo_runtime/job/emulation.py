@@ -22,8 +22,8 @@ class Emulation:
         option=Option(
             "--device-model",
             "FILE|NAME",
-            help="Emulate a device: a table gives the times, a small model does the arithmetic. a100-7b, a100-1b, "
-            "a100-350m, or a file by `chaos calibrate`.",
+            help="Emulate a device: a table gives the times, a small model does the arithmetic. {words}, or a file by "
+            "`chaos calibrate`.",
         ),
     )
     provenance: str

@@ -7,7 +7,7 @@ options of `chaos run` and of a job under torchrun, the names that error message
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -30,7 +30,7 @@ class Option:
     flag: str
     metavar: str | None = None
     help: str = ""
-    """In place of the setting's text, as whole sentences."""
+    """In place of the setting's text, as whole sentences; with {words} for the names that a command line knows."""
     in_run: bool = True
     in_torchrun: bool = False
 
@@ -133,11 +133,11 @@ def places(settings: type, path: KeyPath = ()) -> Iterator[Place]:
             yield from places(place.part, whole.path)
 
 
-def help_of(place: Place) -> str:
-    """The text of a setting's option, as whole sentences with the default."""
+def help_of(place: Place, words: Collection[str] = ()) -> str:
+    """The text of a setting's option, as whole sentences with the default; `words` are the names that it may be."""
     option, text = place.setting.option, place.setting.text
     if option is not None and option.help:
-        return option.help
+        return option.help.replace("{words}", ", ".join(words))
     sentence = f"{text[:1].upper()}{text[1:].replace('; default: ', '. Default: ')}."
     is_plain = isinstance(place.default, int | float | str) and place.default != ""
     return f"{sentence} Default: {place.default}." if is_plain and "Default: " not in sentence else sentence

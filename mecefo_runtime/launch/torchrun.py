@@ -256,7 +256,7 @@ def _timeout_option(name: str, least_seconds: float, default_seconds: float, tex
 
 def _setting_options(command: Command) -> Command:
     """The options of settings that a job under torchrun has, as `mecefo_runtime.job.config` describes them."""
-    for place in reversed(_SETTINGS.values()):
+    for place in reversed(list(_SETTINGS.values())):
         option = place.setting.option
         assert option is not None
         command = click.option(
@@ -271,11 +271,14 @@ def _click_type(place: Place) -> click.ParamType[Any]:
         return click.Choice(_WORDS.get(setting.key, words))
     if setting.unit == "path":
         return click.Path()
-    return click.IntRange(setting.at_least, setting.at_most) if int in kinds and not words else click.STRING
+    if int not in kinds or words:
+        return click.STRING
+    least, most = (None if limit is None else int(limit) for limit in (setting.at_least, setting.at_most))
+    return click.IntRange(least, most)
 
 
 def _help_of(place: Place) -> str:
-    return _HELP.get(place.setting.key, help_of(place))
+    return _HELP.get(place.setting.key, help_of(place, _WORDS.get(place.setting.key, ())))
 
 
 @click.command(help=__doc__.split("\n\n")[0])
@@ -304,6 +307,7 @@ def _help_of(place: Place) -> str:
 @click.pass_context
 def main(
     context: click.Context,
+    /,
     file: Path | None,
     host: str,
     coordinator_log: Path,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, ClassVar
 
 import click
@@ -10,7 +10,7 @@ from click.shell_completion import CompletionItem
 
 from chaos.experiment.fault_options import AND, MORE_FAULTS
 from mecefo_chaos.cli.shared import completing
-from mecefo_chaos.cli.shared.grouped import option
+from mecefo_chaos.cli.shared.grouped import GroupedOption
 from mecefo_chaos.cli.shared.hints import Answered
 from mecefo_chaos.cli.shared.several_faults import EXAMPLE, CommandOfFaults
 
@@ -42,7 +42,28 @@ class Word(click.Choice[str]):
         return value
 
 
-class CommandOfAJob(CommandOfFaults):
+class CommandOfAnExperiment(CommandOfFaults):
+    """A subcommand with the options that describe an experiment, before its own ones.
+
+    They are made when they are first asked for: `chaos --help` shows none of them.
+    """
+
+    _own: list[click.Parameter]
+    _all: list[click.Parameter] | None
+
+    @property
+    def params(self) -> list[click.Parameter]:
+        """All parameters."""
+        if self._all is None:
+            self._all = [*experiment_options(), *self._own]
+        return self._all
+
+    @params.setter
+    def params(self, own: list[click.Parameter]) -> None:
+        self._own, self._all = own, None
+
+
+class CommandOfAJob(CommandOfAnExperiment):
     """A subcommand that hands on what stands behind `--`: the command of an external job, as `command`."""
 
     takes_command: ClassVar[bool] = True
@@ -82,51 +103,73 @@ BUILT_IN_JOB = "Built-in job (not with -- COMMAND)"
 NODES = "Nodes and network (also with -- COMMAND)"
 
 
-def experiment_options(command: Any) -> Any:
-    """The options that describe an experiment, shared by the commands that take one."""
-    options = [
-        click.argument("subject", metavar="[FAULT|FILE.yaml]", required=False, shell_complete=completing.KINDS),
-        option(
-            FAULT,
-            "--at",
-            "at",
-            metavar="WHEN",
-            shell_complete=completing.TRIGGERS,
-            help="Trigger: step=N[,phase=P], phase=regroup, or time=10s.",
-        ),
-        option(
-            FAULT,
-            "--on",
-            "on",
-            shell_complete=completing.TARGETS,
-            metavar="TARGET",
-            help="Target: rank=3, node=1+2, rack=0, stage=2, replica=0, link=2-5, role=coordinator, random[:K]. "
-            "Default: drawn by the seed.",
-        ),
-        option(FAULT, "--for", "for", metavar="DURATION", help="Duration: 30s or 10steps. Default: that of the fault."),
-        option(
-            FAULT,
-            "--repair",
-            shell_complete=completing.words("none", "40steps"),
-            metavar="AFTER",
-            help="Restart the affected ranks after 40steps, 10s, or none. Built-in job only. Default: 40steps.",
-        ),
-        option(FAULT, "--every", metavar="INTERVAL", help="Repeat the fault every 50steps or 10s, first at --at."),
-        option(
-            FAULT, "--rate", metavar="RATE", help="Repeat the fault at random times: 0.5/min or 2/100steps on average."
-        ),
-        option(FAULT, "--count", type=NUMBER, metavar="K", help="With --every or --rate: maximum number of incidents."),
-        option(
-            FAULT, "--within", metavar="DURATION", help="With --every or --rate: only in the first 5min or 300steps."
-        ),
-        option(
-            FAULT,
-            "--retrigger",
-            shell_complete=completing.words("once", "every-attempt"),
-            metavar="once|every-attempt|K",
-            help="Attempts of the job's launcher at which the fault fires. Default: once.",
-        ),
-        option(
+# Of settings that a command has too, by the names of their options: what the default is there, if there is one.
+DEFAULTS_OF_COMMANDS: Mapping[str, str | None] = {
+    "nodes": "from its options",
+    "gpus_per_node": "from its options",
+    "nodes_per_rack": None,
+    "data_parallel": None,
+    "steps": "not known",
+    "checkpoint_folder": "observed",
+}
+
+
+def experiment_options() -> list[click.Parameter]:
+    """The parameters that describe an experiment, in the order in which help shows them."""
+    of_settings = list(_options_of_settings())
+    return [
+        click.Argument(["subject"], metavar="[FAULT|FILE.yaml]", required=False, shell_complete=completing.KINDS),
+        *_options_of_faults(),
+        *_options_of_criteria(),
+        *(option for option in of_settings if option.group == ANY_JOB),
+        _option(ANY_JOB, "--seed", type=NUMBER, help="Seed of everything random. Default: 0."),
+        _option(ANY_JOB, "--name", metavar="NAME", help="Name of the experiment and of the folder of its runs."),
+        *_options_of_commands(),
+        *(option for option in of_settings if option.group == BUILT_IN_JOB),
+        *_options_of_nodes(),
+    ]
+
+
+def _option(group: str, *names: str, **attributes: Any) -> GroupedOption:
+    return GroupedOption(names, group=group, **attributes)
+
+
+def _options_of_settings() -> Iterator[GroupedOption]:
+    """An option for each setting of a job that has one, as `mecefo_runtime.job.config` describes it."""
+    from mecefo_runtime.job.config import JobSettings
+    from mecefo_runtime.job.setting import alternatives, help_of, places
+    from mecefo_runtime.planners import names
+    from mecefo_runtime.prediction.named_devices import NAMES
+
+    words: Mapping[str, Collection[str]] = {"strategy": names(), "device_model": NAMES}
+    offers = {"model": completing.MODELS, "strategy": completing.STRATEGIES, "device_model": completing.DEVICES}
+    for place in places(JobSettings):
+        option, kinds = place.setting.option, alternatives(place.type)
+        if option is None or not option.in_run:
+            continue
+        text = help_of(place, words.get(option.name, ()))
+        if (default := DEFAULTS_OF_COMMANDS.get(option.name)) is not None:
+            text = f"{text.removesuffix('.')}; of a COMMAND: {default}."
+        kind: click.ParamType[Any] | None = None
+        if place.setting.unit == "path" and option.metavar is None:
+            kind = click.Path()
+        elif not option.words and (int in kinds or float in kinds):
+            kind = NUMBER if int in kinds else REAL
+        yield _option(
+            ANY_JOB if option.name in DEFAULTS_OF_COMMANDS else BUILT_IN_JOB,
+            option.flag,
+            option.name,
+            type=kind,
+            metavar=option.metavar,
+            shell_complete=completing.words(*option.words) if option.words else offers.get(option.name),
+            help=text,
+        )
+
+
+def _options_of_faults() -> list[GroupedOption]:
+    return [
+        *_options_of_triggers(),
+        _option(
             FAULT,
             "-p",
             "--param",
@@ -136,7 +179,7 @@ def experiment_options(command: Any) -> Any:
             metavar="KEY=VALUE",
             help="Parameter of this kind of fault, e.g. delay=50ms. Repeatable.",
         ),
-        option(
+        _option(
             FAULT,
             AND,
             MORE_FAULTS,
@@ -145,14 +188,68 @@ def experiment_options(command: Any) -> Any:
             metavar="FAULT",
             help=f"Begin another fault; the options above are of the fault that they follow: {EXAMPLE}. Repeatable.",
         ),
-        option(
+        _option(
             FAULT,
             "--profile",
             shell_complete=completing.PROFILES,
             metavar="NAME[:K]",
             help="K faults in the proportions of a real cluster: llama3, failslow. Needs no FAULT.",
         ),
-        option(
+    ]
+
+
+def _options_of_triggers() -> list[GroupedOption]:
+    return [
+        _option(
+            FAULT,
+            "--at",
+            "at",
+            metavar="WHEN",
+            shell_complete=completing.TRIGGERS,
+            help="Trigger: step=N[,phase=P], phase=regroup, or time=10s.",
+        ),
+        _option(
+            FAULT,
+            "--on",
+            "on",
+            shell_complete=completing.TARGETS,
+            metavar="TARGET",
+            help="Target: rank=3, node=1+2, rack=0, stage=2, replica=0, link=2-5, role=coordinator, random[:K]. "
+            "Default: drawn by the seed.",
+        ),
+        _option(
+            FAULT, "--for", "for", metavar="DURATION", help="Duration: 30s or 10steps. Default: that of the fault."
+        ),
+        _option(
+            FAULT,
+            "--repair",
+            shell_complete=completing.words("none", "40steps"),
+            metavar="AFTER",
+            help="Restart the affected ranks after 40steps, 10s, or none. Built-in job only. Default: 40steps.",
+        ),
+        _option(FAULT, "--every", metavar="INTERVAL", help="Repeat the fault every 50steps or 10s, first at --at."),
+        _option(
+            FAULT, "--rate", metavar="RATE", help="Repeat the fault at random times: 0.5/min or 2/100steps on average."
+        ),
+        _option(
+            FAULT, "--count", type=NUMBER, metavar="K", help="With --every or --rate: maximum number of incidents."
+        ),
+        _option(
+            FAULT, "--within", metavar="DURATION", help="With --every or --rate: only in the first 5min or 300steps."
+        ),
+        _option(
+            FAULT,
+            "--retrigger",
+            shell_complete=completing.words("once", "every-attempt"),
+            metavar="once|every-attempt|K",
+            help="Attempts of the job's launcher at which the fault fires. Default: once.",
+        ),
+    ]
+
+
+def _options_of_criteria() -> list[GroupedOption]:
+    return [
+        _option(
             CRITERIA,
             "--gate",
             "gates",
@@ -161,7 +258,7 @@ def experiment_options(command: Any) -> Any:
             metavar="EXPRESSION",
             help="Pass criterion, in quotes: 'recovery_seconds < 60'. Repeatable. `chaos gates` lists metrics.",
         ),
-        option(
+        _option(
             CRITERIA,
             "--abort-unless",
             shell_complete=completing.METRICS,
@@ -169,8 +266,8 @@ def experiment_options(command: Any) -> Any:
             metavar="EXPRESSION",
             help="Gate that ends the run as soon as it is certain to fail. Repeatable.",
         ),
-        option(CRITERIA, "--abort-on-fail", is_flag=True, default=None, help="Make every gate one of these."),
-        option(
+        _option(CRITERIA, "--abort-on-fail", is_flag=True, default=None, help="Make every gate one of these."),
+        _option(
             CRITERIA,
             "--baseline-run/--no-baseline-run",
             "--twin/--no-twin",
@@ -178,153 +275,47 @@ def experiment_options(command: Any) -> Any:
             default=None,
             help="Also run the same job without faults and compare with it. Default: on, off with -- COMMAND.",
         ),
-        option(ANY_JOB, "--nodes", type=NUMBER, help="Number of nodes. Default: 4; of a COMMAND: from its options."),
-        option(
-            ANY_JOB, "--gpus-per-node", type=NUMBER, help="Ranks per node. Default: 2; of a COMMAND: from its options."
-        ),
-        option(ANY_JOB, "--nodes-per-rack", type=NUMBER, help="Nodes per rack, for `--on rack=0`."),
-        option(ANY_JOB, "--data-parallel", type=NUMBER, metavar="D", help="Number of model replicas."),
-        option(
-            ANY_JOB, "--steps", type=NUMBER, help="Number of training steps. Default: 560; of a COMMAND: not known."
-        ),
-        option(
-            ANY_JOB,
-            "--checkpoint-folder",
-            metavar="DIRECTORY",
-            help="Folder of the checkpoints. Default: inside the run's folder; of a COMMAND: observed.",
-        ),
-        option(ANY_JOB, "--seed", type=NUMBER, help="Seed of everything random. Default: 0."),
-        option(ANY_JOB, "--name", metavar="NAME", help="Name of the experiment and of the folder of its runs."),
-        option(
+    ]
+
+
+def _options_of_commands() -> list[GroupedOption]:
+    return [
+        _option(
             OWN_JOB,
             "--step-from",
             metavar="REGEX",
             help="Find the step in the log, for jobs without a torch optimizer: 'step (?P<step>[0-9]+)'.",
         ),
-        option(
+        _option(
             OWN_JOB,
             "--reset",
             metavar="SHELL",
             help="Shell command to run before each start of the job: 'rm -rf out'.",
         ),
-        option(
+        _option(
             OWN_JOB,
             "--stall-timeout",
             metavar="DURATION",
             help="Give the job up after this long without a step. Default: 10min.",
         ),
-        option(BUILT_IN_JOB, "--model", shell_complete=completing.MODELS, help="Model preset. Default: llama-tiny."),
-        option(
-            BUILT_IN_JOB,
-            "--data",
-            type=click.Path(),
-            help="Text file or folder to train on. Default: the Python standard library's sources.",
-        ),
-        option(
-            BUILT_IN_JOB,
-            "--strategy",
-            shell_complete=completing.STRATEGIES,
-            help="Recovery strategy: mecefo, mecefo-paper, ndb, exact, oobleck-like, spare, mecefo+spare, checkpoint, "
-            "reft. Default: mecefo.",
-        ),
-        option(
-            BUILT_IN_JOB,
-            "--quality",
-            shell_complete=completing.words("auto", "speed", "exact"),
-            metavar="auto|speed|exact|X",
-            help="With mecefo: approximate for the earliest final loss (auto), for full speed, not at all, or at most "
-            "this share of samples. Default: auto.",
-        ),
-        option(BUILT_IN_JOB, "--pipeline", type=NUMBER, metavar="P", help="Pipeline stages per replica."),
-        option(
-            BUILT_IN_JOB,
-            "--microbatches-per-replica",
-            type=NUMBER,
-            metavar="M",
-            help="Microbatches per step. Default: 3.",
-        ),
-        option(BUILT_IN_JOB, "--spares", type=NUMBER, metavar="K", help="Spare nodes, which replace lost ones."),
-        option(
-            BUILT_IN_JOB,
-            "--redundancy",
-            type=NUMBER,
-            metavar="R",
-            help="With spare: number of replicas that hold each shard of a step.",
-        ),
-        option(
-            BUILT_IN_JOB,
-            "--checkpoint-every",
-            type=NUMBER,
-            metavar="STEPS",
-            help="Interval between checkpoints. Default: no checkpoints.",
-        ),
-        option(
-            BUILT_IN_JOB,
-            "--snapshot-every",
-            shell_complete=completing.words("auto"),
-            metavar="STEPS|auto",
-            help="Interval between snapshots in the nodes' memory; auto: the cheapest. Default: no snapshots.",
-        ),
-        option(
-            BUILT_IN_JOB,
-            "--snapshot-protection",
-            shell_complete=completing.words("none", "copy", "xor", "pq"),
-            metavar="none|copy|xor|pq",
-            help="What snapshots survive: a lost rank (none), any one node of a group (copy, xor), any two (pq). "
-            "Default: xor.",
-        ),
-        option(
-            BUILT_IN_JOB,
-            "--dilation",
-            shell_complete=completing.words("auto", "off"),
-            metavar="auto|off|X",
-            help="Time dilation: each rank computes X times slower than this CPU. Default: auto.",
-        ),
-        option(
-            BUILT_IN_JOB,
-            "--pacing",
-            shell_complete=completing.words("rated", "measured", "off"),
-            metavar="rated|measured|off",
-            help="Duration of dilated compute: a rated time, measured at the start (rated), or X times the CPU time "
-            "used (measured); off: no dilation. Default: rated.",
-        ),
-        option(
-            BUILT_IN_JOB,
-            "--device-model",
-            shell_complete=completing.DEVICES,
-            metavar="FILE|NAME",
-            help="Emulate a device: a table gives the times, a small model does the arithmetic. a100-7b, a100-1b, "
-            "a100-350m, or a file by `chaos calibrate`.",
-        ),
-        option(
-            BUILT_IN_JOB,
-            "--time-scale",
-            metavar="auto|X",
-            help="With a device model: real seconds per emulated second. Default: auto, the smallest that the cores "
-            "can sustain.",
-        ),
-        option(
-            BUILT_IN_JOB,
-            "--link",
-            metavar="bandwidth=B,latency=T",
-            help="Emulate this link between ranks, e.g. bandwidth=25GB/s,latency=20us.",
-        ),
-        option(
+    ]
+
+
+def _options_of_nodes() -> list[GroupedOption]:
+    return [
+        _option(
             NODES,
             "--backend",
             type=Word(["local", "docker"]),
             help="What a node is: a process group on this machine (local), or a container. Default: local.",
         ),
-        option(NODES, "--image", metavar="IMAGE", help="With docker: image of the containers. Default: mecefo-chaos."),
-        option(NODES, "--node-cpus", type=REAL, metavar="CORES", help="With docker: CPU limit of each node."),
-        option(NODES, "--node-memory", metavar="BYTES", help="With docker: memory limit of each node, such as 2GiB."),
-        option(
+        _option(NODES, "--image", metavar="IMAGE", help="With docker: image of the containers. Default: mecefo-chaos."),
+        _option(NODES, "--node-cpus", type=REAL, metavar="CORES", help="With docker: CPU limit of each node."),
+        _option(NODES, "--node-memory", metavar="BYTES", help="With docker: memory limit of each node, such as 2GiB."),
+        _option(
             NODES,
             "--network",
             type=Word(["auto", "namespaces", "loopback"]),
             help="Network between ranks on this machine. Default: auto, namespaces where a fault needs links.",
         ),
     ]
-    for decorate in reversed(options):
-        command = decorate(command)
-    return command

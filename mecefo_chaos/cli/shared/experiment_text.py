@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
 from chaos.experiment.command_job import CommandJob
 from chaos.experiment.experiment import Experiment
 from chaos.experiment.fault_options import MORE_FAULTS, FaultOptions
 from chaos.experiment.fault_spec import FAULT_KEYS, FaultSpec
 from chaos.experiment.faults_of_options import NO_FAULT
-from chaos.experiment.fields import Said
 from chaos.experiment.gate_spec import aborting
 from chaos.experiment.job import Checkpoint, Containers, Job, Snapshots
 from chaos.experiment.parameter_pairs import read_pairs
@@ -23,7 +23,11 @@ from chaos.language.yaml_lines import Dumper
 
 _MAX_LINE = 118
 _COMMENT_COLUMN = 30
-_OWN_MODELS: Mapping[str, type[Said]] = {"checkpoint": Checkpoint, "snapshots": Snapshots, "containers": Containers}
+_OWN_MODELS: Mapping[str, type[BaseModel]] = {
+    "checkpoint": Checkpoint,
+    "snapshots": Snapshots,
+    "containers": Containers,
+}
 _KEYS_FIRST = ("name", "seed", "backend", "network", "containers", "job", "profile", "faults", "twin", "gates")
 
 
@@ -99,7 +103,7 @@ def _faults(faults: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield from _commented(f"    {key}: {_scalar(fault[key])}", text)
 
 
-def _text(model: type[Said], key: str) -> str | None:
+def _text(model: type[BaseModel], key: str) -> str | None:
     field = model.model_fields.get(key)
     return None if field is None else field.description
 
