@@ -10,6 +10,7 @@ import click
 
 from chaos.experiment.fault_spec import FAULT_KEYS
 from chaos.experiment.schema import json_schema
+from chaos.experiment.terms import TERMS
 from mecefo_chaos.cli.faults import accepts
 from mecefo_chaos.cli.main import cli
 
@@ -95,9 +96,13 @@ Every key of an experiment file. [Experiments](experiments.md) explains them wit
 `chaos schema` prints the JSON Schema of which this page is made: an editor that knows it completes and checks the file.
 
 """
-    parts = [head, _keys(schema)]
+    parts = [head, _keys(schema, "")]
     for model, where, about in _SECTIONS:
-        parts += [f"\n## {where}\n\n", f"{about}\n\n" if about else "", _keys(definitions[model])]
+        parts += [
+            f"\n## {where}\n\n",
+            f"{about}\n\n" if about else "",
+            _keys(definitions[model], where.partition(",")[0]),
+        ]
     faults = definitions["FaultSpec"]["oneOf"]
     pages = ", ".join(f"[{fault['title']}](faults/{fault['title']}.md)" for fault in faults)
     parts.append(
@@ -105,18 +110,21 @@ Every key of an experiment file. [Experiments](experiments.md) explains them wit
         f"A kind's own parameters stand beside these keys; its page lists them: {pages}.\n\n"
     )
     said = {key: value for fault in faults for key, value in fault["properties"].items()}
-    parts.append(_keys({"properties": {key: said[key] for key in FAULT_KEYS}}))
+    parts.append(_keys({"properties": {key: said[key] for key in FAULT_KEYS}}, ""))
     return "".join(parts)
 
 
-def _keys(model: Mapping[str, Any]) -> str:
+def _keys(model: Mapping[str, Any], within: str) -> str:
+    """A table of the keys of a model, which stand in the part `within` of a file."""
     rows = []
     for key, field in model["properties"].items():
         needed = key in model.get("required", ())
         default = "needed" if needed else _default(field.get("default"))
         kind = "see `chaos faults`" if key == "kind" else _accepts(field)
-        rows.append((f"`{key}`", _cell(field.get("description", "")), kind, default))
-    return _table(("key", "meaning", "what it may be", "default"), rows)
+        option = TERMS.get(f"{within}.{key}" if within else key)
+        name = "" if option is None else f"`{option}`"
+        rows.append((f"`{key}`", _cell(field.get("description", "")), kind, default, name))
+    return _table(("key", "meaning", "what it may be", "default", "option"), rows)
 
 
 def _accepts(field: Mapping[str, Any]) -> str:

@@ -89,6 +89,7 @@ def contradictions(
             problems.note((*where, "on"), problems.source.placed(error, (*where, "on")))
             continue
         _about_target(fault, kind, target, job, where, problems)
+    _about_starts(experiment, problems)
 
 
 def _about_device(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -139,6 +140,15 @@ def _about_backend(experiment: Experiment, problems: Problems) -> None:
         said = next(iter(experiment.containers.model_dump(exclude_defaults=True)))
         message = f"says what containers are: add {setting('backend', 'docker')}"
         problems.add(("containers", said), message, rests_on=backend)
+
+
+def _about_starts(experiment: Experiment, problems: Problems) -> None:
+    if not isinstance(experiment.job, CommandJob) or experiment.backend != "docker":
+        return
+    local = setting("backend", "local")
+    for key, is_asked in ((("twin",), experiment.twin), (("job", "reset"), experiment.job.reset)):
+        if is_asked:
+            problems.add(key, f"a command in containers is started once: leave it out, or choose {local}")
 
 
 def _about_time(

@@ -11,7 +11,7 @@ from chaos.experiment.reading import installed_faults, installed_planners
 from chaos.language.target import WITHOUT_TARGET
 
 if TYPE_CHECKING:
-    from chaos.experiment.reading import Registry
+    from chaos.experiment.sources import Registry
     from chaos.faults.base import Fault
 
 

@@ -30,7 +30,7 @@ from chaos.refusals import refusal_text
 from mecefo_runtime.job.layout import Cluster
 
 if TYPE_CHECKING:
-    from chaos.experiment.reading import Registry
+    from chaos.experiment.sources import Registry
     from chaos.faults.base import Fault
 
 # For jobs of unknown length, more than any takes: `within` and `count` end what recurs in them.

@@ -12,11 +12,10 @@ from chaos.experiment.command_job import CommandJob
 from chaos.experiment.experiment import Experiment
 from chaos.experiment.fault_options import MORE_FAULTS, FaultOptions
 from chaos.experiment.fault_spec import FAULT_KEYS, FaultSpec
-from chaos.experiment.faults_of_options import NO_FAULT
 from chaos.experiment.gate_spec import aborting
 from chaos.experiment.job import Checkpoint, Containers, Job, Snapshots
-from chaos.experiment.parameter_pairs import read_pairs
 from chaos.experiment.reading import installed_faults
+from chaos.experiment.sources import NO_FAULT, read_pairs
 from chaos.experiment.terms import is_of_a_fault, place_of
 from chaos.language.validation_errors import Problems, Source
 from chaos.language.yaml_lines import Dumper

@@ -24,8 +24,8 @@ def quick(subject: str | None, options: Mapping[str, Any]) -> tuple[str | None, 
     Raises:
         UsageError: the job is not the built-in one, or a file says how long it is.
     """
-    from chaos.experiment.faults_of_options import distinction
     from chaos.experiment.reading import installed_faults
+    from chaos.experiment.sources import distinction
 
     if "command" in options:
         raise UsageError(
