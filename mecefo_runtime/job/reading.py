@@ -5,7 +5,6 @@ Only the standard library, and PyYAML where there is a file. The first mistake i
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import json
 import math
@@ -101,7 +100,7 @@ def _read(current: Any, settings: type, raw: Mapping[str, Any], within: str = ""
         else:
             part = getattr(current, place.name, None)
             inner = _read(part, place.part, text, f"{name}.")
-            values[place.name] = replace(part, **inner) if dataclasses.is_dataclass(part) else _made(name, place, inner)
+            values[place.name] = _made(name, place, inner) if part is None else replace(part, **inner)
     return values
 
 
