@@ -220,6 +220,8 @@ REFUSALS = Table(
         "bandwidth_differs": "link {link} carries {bits_per_second:.3g} bit/s, not {limit}",
         "limit_too_high": "link {link} carries {carried}: {limit} does not limit it enough to be seen",
         "chaos_itself": "the target is chaos itself",
+        "other_host": "{process} runs on {host}, which cannot be reached from here",
+        "other_boot": "{process} ran on {host} before it was started again",
         "nothing_running": "nothing of {target} is running any more",
         "still_running": "still running after {seconds:g} s: {processes}",
         "log_names_no_crash": "{process} ended with {ending}, but its log does not name {expected}",

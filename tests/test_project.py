@@ -181,6 +181,32 @@ def test_there_are_no_import_cycles():
     graphlib.TopologicalSorter(graph).prepare()
 
 
+def looks_by_number(tree: ast.AST) -> Iterator[str]:
+    """Looks at a process and acts on one by the bare `pid` of a `ProcessId`, whatever host that is of."""
+    by_pid = ("pidfd_open", "kill", "getsid", "waitpid", "prlimit", "read_environment", "environment_of", "Process")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            texts = [part.value for part in node.values if isinstance(part, ast.Constant)]
+            values = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
+            is_look = any(str(text).startswith("/proc/") for text in texts[:1])
+        elif isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            values, is_look = node.args, name in by_pid
+        else:
+            continue
+        if is_look and any(isinstance(value, ast.Attribute) and value.attr == "pid" for value in values):
+            yield ast.unparse(node)
+
+
+def test_looks_and_acts_refuse_processes_of_another_host():
+    found = {module: list(looks_by_number(trees()[module])) for module in SOURCES if within(module, *ROOMS)}
+    assert {module: looks for module, looks in found.items() if looks} == {}
+    assert list(looks_by_number(ast.parse("os.pidfd_open(process.pid); Path(f'/proc/{one.process.pid}/stat')"))) == [
+        "os.pidfd_open(process.pid)",
+        "f'/proc/{one.process.pid}/stat'",
+    ]
+
+
 def test_every_room_says_what_lives_in_it():
     for package, rooms in ROOMS.items():
         present = {room_of(module).partition(".")[2] for module in SOURCES if within(module, package)} - {""}

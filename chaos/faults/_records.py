@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from chaos.faults.base import OwnedProcess
-from chaos.host.undo_record import UndoRecord
+from chaos.host.undo_record import LEFT_OUT, UndoRecord
+from mecefo_runtime.system.host import Host, this_host
 from mecefo_runtime.system.process import ProcessId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRecord(UndoRecord):
-    """One process, as `OwnedProcess.to_dict` tells of it."""
+    """One process, as `OwnedProcess.to_dict` tells of it; of the host of the ledger, unless there is a `host`."""
 
     role: str = ""
     rank: int | None = None
     node: int | None = None
     pid: int
     start_ticks: int
+    host: tuple[str, str] | None = field(default=None, metadata=LEFT_OUT)
 
     @property
     def process(self) -> ProcessId:
-        """The process, by pid and start time."""
-        return ProcessId(self.pid, self.start_ticks)
+        """The process, by pid and start time. A ledger of another host is not undone here (`chaos.undo.belief`)."""
+        return ProcessId(self.pid, self.start_ticks, this_host() if self.host is None else Host(*self.host))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

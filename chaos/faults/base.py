@@ -62,13 +62,14 @@ class OwnedProcess:
         return f"{names.get(self.role, self.role)} (pid {self.process.pid})"
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """As plain JSON values; `host` only where that is not the host that writes it."""
         return {
             "role": self.role,
             "rank": self.rank,
             "node": self.node,
             "pid": self.process.pid,
             "start_ticks": self.process.start_ticks,
+            **({} if self.process.is_here else {"host": self.process.host.to_json()}),
         }
 
 

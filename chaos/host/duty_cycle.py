@@ -78,7 +78,7 @@ def _is_over(timeout_seconds: float) -> bool:
 def main(arguments: Sequence[str]) -> None:
     """Cycle until told to end."""
     factor, period_seconds, jitter = (float(argument) for argument in arguments[:3])
-    processes = [ProcessId(*map(int, argument.split(":"))) for argument in arguments[4:]]
+    processes = [ProcessId(int(pid), int(ticks)) for pid, ticks in (whom.split(":") for whom in arguments[4:])]
     # Whoever interrupts the injector interrupts its children; the injector ends this one in order.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -72,7 +72,7 @@ def plan(process: ProcessId, limit_bytes: int, *, may_group: bool) -> MemoryLimi
 
     By control group where one can be made for it, if it `may_group`; else by RLIMIT_DATA.
     """
-    pid, ticks = process.pid, process.start_ticks
+    pid, ticks = process.local_pid, process.start_ticks
     home = _home(process) if may_group else None
     if home is not None:
         group = str(_parent_of_new(home) / _group_name(pid, ticks))
@@ -89,7 +89,7 @@ def impose(limit: MemoryLimit) -> None:
     Raises:
         EnvironmentFailure: the machine refuses.
     """
-    pid = limit.pid
+    pid = limit.process.local_pid
     try:
         if limit.by == "rlimit":
             soft_bytes = _data_bytes(pid) + limit.limit_bytes
@@ -144,7 +144,7 @@ def lift(limit: MemoryLimit) -> None:
     if limit.by == "rlimit":
         if limit.process.is_running():
             with suppress(ProcessLookupError):
-                resource.prlimit(limit.pid, resource.RLIMIT_DATA, limit.limits_before)
+                resource.prlimit(limit.process.local_pid, resource.RLIMIT_DATA, limit.limits_before)
         return
     _check_group(limit)
     group, deadline = limit.group_path, time.monotonic() + REMOVED_WITHIN_SECONDS
@@ -214,7 +214,7 @@ def _home(process: ProcessId) -> Path | None:
 def group_of(process: ProcessId) -> Path | None:
     """The memory group that the process is in; None where there are none."""
     with suppress(OSError):
-        for line in Path(f"/proc/{process.pid}/cgroup").read_text(encoding="utf-8").splitlines():
+        for line in Path(f"/proc/{process.local_pid}/cgroup").read_text(encoding="utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers == "memory":
                 return _CGROUP_ROOT / "memory" / path.lstrip("/")

@@ -60,7 +60,7 @@ def thread_states(process: ProcessId) -> dict[int, str]:
     states: dict[int, str] = {}
     # A thread or the whole process may end while they are read.
     with suppress(FileNotFoundError, ProcessLookupError):
-        for task in Path(f"/proc/{process.pid}/task").iterdir():
+        for task in Path(f"/proc/{process.local_pid}/task").iterdir():
             with suppress(FileNotFoundError, ProcessLookupError):
                 states[int(task.name)] = (task / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     return states if process.is_running() else {}
@@ -76,7 +76,7 @@ def thread_names(process: ProcessId) -> dict[int, str]:
     """Thread id -> name (15 bytes) of every thread; empty when the process is gone."""
     names: dict[int, str] = {}
     with suppress(FileNotFoundError, ProcessLookupError):
-        for task in Path(f"/proc/{process.pid}/task").iterdir():
+        for task in Path(f"/proc/{process.local_pid}/task").iterdir():
             with suppress(FileNotFoundError, ProcessLookupError):
                 names[int(task.name)] = (task / "comm").read_text(encoding="utf-8").rstrip("\n")
     return names if process.is_running() else {}
@@ -85,7 +85,7 @@ def thread_names(process: ProcessId) -> dict[int, str]:
 def cpu_seconds(process: ProcessId) -> float | None:
     """CPU time of all its threads so far, those that have ended too; None when it is gone."""
     try:
-        seconds = time.clock_gettime((~process.pid << 3) | _CPU_CLOCK)
+        seconds = time.clock_gettime((~process.local_pid << 3) | _CPU_CLOCK)
     except OSError:
         return None
     return seconds if process.is_running() else None
@@ -94,7 +94,7 @@ def cpu_seconds(process: ProcessId) -> float | None:
 def resident_bytes(process: ProcessId) -> int | None:
     """Its resident memory; None when it is gone."""
     try:
-        pages = int(Path(f"/proc/{process.pid}/statm").read_text(encoding="utf-8").split()[1])
+        pages = int(Path(f"/proc/{process.local_pid}/statm").read_text(encoding="utf-8").split()[1])
     except (FileNotFoundError, ProcessLookupError):
         return None
     return pages * os.sysconf("SC_PAGE_SIZE") if process.is_running() else None
@@ -104,7 +104,7 @@ def disposition(process: ProcessId, number: signal.Signals) -> str:
     """What it does with a signal: `ignores`, `blocks`, `has a handler of its own for`, or `does not act on`."""
     masks: dict[str, int] = {}
     with suppress(FileNotFoundError, ProcessLookupError):
-        for line in Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8").splitlines():
+        for line in Path(f"/proc/{process.local_pid}/status").read_text(encoding="utf-8").splitlines():
             name, _, text = line.partition(":")
             if name in ("SigIgn", "SigCgt", "SigBlk"):
                 masks[name] = int(text, 16)
@@ -129,7 +129,7 @@ async def exited(processes: Iterable[ProcessId], timeout_seconds: float) -> tupl
 
 async def _exited(process: ProcessId) -> None:
     try:
-        descriptor = os.pidfd_open(process.pid)
+        descriptor = os.pidfd_open(process.local_pid)
     except ProcessLookupError:
         return
     loop = asyncio.get_running_loop()

@@ -75,9 +75,9 @@ def bears_mark(process: ProcessId) -> bool:
     """
     run = _UNDONE_RUN.get() or os.environ.get(RUN_VARIABLE, "")
     try:
-        if Path(f"/proc/{process.pid}").stat().st_uid != os.geteuid():
+        if Path(f"/proc/{process.local_pid}").stat().st_uid != os.geteuid():
             return False
-        variables = read_environment(process.pid).split(b"\0")
+        variables = read_environment(process.local_pid).split(b"\0")
     except OSError:
         return False
     marks = [f"{name}={run}".encode() for name in (RUN_VARIABLE, HELPER_VARIABLE)]
@@ -103,7 +103,7 @@ def processes_of(run: str) -> tuple[RunProcess, ...]:
             if entry.stat().st_uid != os.geteuid():
                 continue
             process = ProcessId.of(int(entry.name))
-            if wanted not in read_environment(process.pid).split(b"\0"):
+            if wanted not in read_environment(process.local_pid).split(b"\0"):
                 continue
             command = Path(entry.path, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
             if process.is_running():

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from chaos.errors import HealError
 from chaos.undo.ledger import Contents, Entry
 from chaos.undo.run_registry import OpenRun, Place
 
@@ -98,7 +99,20 @@ def allowed_folders(run: OpenRun, contents: Contents) -> tuple[Path, ...] | None
 
 def is_before_restart(run: OpenRun, entry: Entry) -> bool:
     """Whether the host was started again since the entry was written."""
-    return run.is_before_restart() or (entry.place is not None and entry.place.boot != Place.here().boot)
+    return run.is_before_restart() or (entry.place is not None and entry.place.is_earlier_boot(Place.here()))
+
+
+def refuse_elsewhere(run: OpenRun, entry: Entry | None = None) -> None:
+    """Refuse what another host, or a container on it, has to undo: the run, or one entry of its ledger.
+
+    Raises:
+        HealError: it belongs elsewhere; the message says to whom.
+    """
+    here = Place.here()
+    for place in (run.place, None if entry is None else entry.place):
+        if place is not None and place.is_elsewhere(here):
+            what = str(run.folder) if entry is None else "the entry"
+            raise HealError(f"{what} belongs to {place.whose(here)}: run `chaos heal` there")
 
 
 def place_of(contents: Contents) -> Place:

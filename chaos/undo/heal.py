@@ -16,7 +16,7 @@ from chaos.faults.base import Fault
 from chaos.host import containers
 from chaos.host.run_processes import RunProcess, end_processes, kill_processes, processes_of
 from chaos.undo import residue, run_registry
-from chaos.undo.belief import allowed_folders, doubt, doubt_of_age, is_before_restart
+from chaos.undo.belief import allowed_folders, doubt, doubt_of_age, is_before_restart, refuse_elsewhere
 from chaos.undo.bounds import changed_paths, check_paths, pids, without_processes
 from chaos.undo.ledger import Author, Contents, Entry, Ledger, read_ledger
 from chaos.undo.residue.base import AuditScope
@@ -123,13 +123,13 @@ def refuse_if_doubtful(run: OpenRun, contents: Contents, *, is_confirmed: bool =
 
 def is_registered(run: OpenRun) -> bool:
     """Whether this user has registered it on this host."""
-    known = run_registry.find(run.run)
+    known = run_registry.find(run.run, run.place.host_boot)
     return known is not None and known.ledger == run.ledger
 
 
 def _as_registered(run: OpenRun, by: Author) -> OpenRun:
     """With the folders that are registered by now: the watchdog knows those of its start."""
-    known = run_registry.find(run.run) if by == "watchdog" else None
+    known = run_registry.find(run.run, run.place.host_boot) if by == "watchdog" else None
     return run if known is None or known.folders is None else replace(run, folders=known.folders)
 
 
@@ -145,6 +145,7 @@ def _undo_of(
         raise HealError(f"no fault {entry.fault!r} is installed that could undo it")
     if entry.run not in ("", run.run):
         raise HealError(f"the entry is of another run ({entry.run}): left alone")
+    refuse_elsewhere(run, entry)
     kind = kinds[entry.fault]
     paths = changed_paths(kind, entry.record)
     check_paths(paths, folders)
@@ -163,8 +164,9 @@ def heal(run: OpenRun, by: Author = "heal", faults: Faults | None = None, *, is_
 
     Raises:
         EnvironmentFailure: the ledger cannot be opened for writing.
-        HealError: the ledger is not believed; nothing was done.
+        HealError: the ledger is not believed, or the run is of another host; nothing was done.
     """
+    refuse_elsewhere(run)
     if by != "watchdog":
         refuse_if_doubtful(run, read_ledger(run.ledger), is_confirmed=is_confirmed)
     # Killed first, so that none does again what is undone now. Most have ended by the time that the undo is through.
@@ -189,7 +191,7 @@ def heal(run: OpenRun, by: Author = "heal", faults: Faults | None = None, *, is_
         read_ledger(run.ledger).problems,
     )
     if healed.is_clean:
-        run_registry.forget(run.run)
+        run_registry.forget(run.run, run.place.host_boot)
     return healed
 
 
@@ -256,7 +258,7 @@ def refuse_if_unclean() -> None:
             time.sleep(_WATCHDOG_POLL_SECONDS)
         if reason is not None:
             raise HealError(f"an earlier run left something behind: {run.folder}: {reason}. Undo it with `chaos heal`")
-        run_registry.forget(run.run)
+        run_registry.forget(run.run, run.place.host_boot)
 
 
 def audit_scope(run: OpenRun) -> AuditScope:

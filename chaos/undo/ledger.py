@@ -30,6 +30,7 @@ from chaos.host.inherited import why
 from chaos.host.run_processes import is_name, undoing
 from chaos.undo.run_registry import Place, process_from
 from chaos.user_files import bounded_lines
+from mecefo_runtime.system.host import UNKNOWN_HOST, Host
 from mecefo_runtime.system.process import ProcessId
 from mecefo_runtime.system.strict_json import loads
 
@@ -370,7 +371,8 @@ def _parse(line: bytes) -> Entry | None:
         run, folder, by = (str(raw.get(key, "")) for key in ("run", "folder", "by"))
         if not is_sound or not isinstance(record, dict) or not (run == "" or is_name(run)):
             return None
-        place, folders, seconds = raw.get("place"), raw.get("folders"), raw.get("time")
+        folders, seconds = raw.get("folders"), raw.get("time")
+        place = None if raw.get("place") is None else Place.from_json(raw["place"])
         return Entry(
             incident,
             fault,
@@ -378,15 +380,20 @@ def _parse(line: bytes) -> Entry | None:
             record,
             run=run,
             folder=folder,
-            owner=process_from([raw["pid"], raw["start_ticks"]]) if "pid" in raw else None,
+            owner=process_from([raw["pid"], raw["start_ticks"]], _host_of(place)) if "pid" in raw else None,
             by=by,
             absent=tuple(path for path in raw.get("absent", ()) if isinstance(path, str)),
-            place=None if place is None else Place.from_json(place),
+            place=place,
             folders=None if folders is None else tuple(Path(os.fspath(one)) for one in folders),
             time_seconds=float(seconds) if isinstance(seconds, int | float) and math.isfinite(seconds) else None,
         )
     except (AttributeError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
+
+
+def _host_of(place: Place | None) -> Host:
+    """Of a line without a place, which an earlier version wrote, or which follows one with it, it is not known."""
+    return UNKNOWN_HOST if place is None else place.host_boot
 
 
 def _resolved(path: str) -> Path:

@@ -1,5 +1,7 @@
 """Which runs are under way, or were when their tool died: one small file for each, in a folder of the user's.
 
+Hosts may share the folder: the name of a file says the run, and the host and boot on which it is under way.
+
 The folder is $CHAOS_STATE, else mecefo-chaos in $XDG_STATE_HOME or ~/.local/state, else (where that cannot be written)
 mecefo-chaos-UID in the folder for temporary files. A file is there from before the first thing that would have to be
 undone until the end of a run that left nothing behind.
@@ -9,56 +11,95 @@ from __future__ import annotations
 
 import json
 import os
-import socket
+import re
 import stat
 import tempfile
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from chaos.errors import EnvironmentFailure
 from chaos.host.inherited import why
 from chaos.host.run_processes import is_name
+from mecefo_runtime.system.host import Host, machine_digest, this_host
 from mecefo_runtime.system.process import ProcessId
 from mecefo_runtime.system.strict_json import loads
 
 STATE_VARIABLE = "CHAOS_STATE"
 _NAME = "mecefo-chaos"
 _MAX_ENTRY_BYTES = 1 << 20
+_BOOT_CHARACTERS = 8
+_NOT_IN_FILE_NAMES = re.compile(r"[^0-9A-Za-z_-]")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a pid means something: a host, since it was started, and a namespace of processes on it."""
+    """Where a pid means something: a host, since it was started, and a namespace of processes on it.
+
+    `machine` is the same for all boots of one machine, and of no other with that name (`machine_digest`); empty where
+    an earlier version wrote the place, or the system has no such id.
+    """
 
     host: str
     boot: str
     pid_namespace: str
+    machine: str = field(default="", compare=False)
 
     @classmethod
     def here(cls) -> Place:
-        """Where this process is."""
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-        return cls(socket.gethostname(), boot, str(Path("/proc/self/ns/pid").readlink()))
+        """Where this process is.
+
+        Raises:
+            EnvironmentFailure: the kernel does not tell its boot id.
+        """
+        here = this_host()
+        if not here.boot:
+            raise EnvironmentFailure(
+                "the kernel does not tell its boot id, so nothing that a run changes could be undone"
+            )
+        return cls(here.name, here.boot, str(Path("/proc/self/ns/pid").readlink()), machine_digest())
 
     @classmethod
     def from_json(cls, raw: Any) -> Place:
-        """Read a list of the three.
+        """Read a list of the three, or of the four with the machine.
 
         Raises:
             ValueError: it is none.
         """
-        host, boot, pid_namespace = map(_text, _list(raw))
-        return cls(host, boot, pid_namespace)
+        host, boot, pid_namespace, *more = map(_text, _list(raw))
+        if len(more) > 1:
+            raise ValueError("a place is a list of host, boot, PID namespace and machine")
+        return cls(host, boot, pid_namespace, *more)
 
     def to_json(self) -> list[str]:
         """As such a list."""
-        return [self.host, self.boot, self.pid_namespace]
+        return [self.host, self.boot, self.pid_namespace, *([self.machine] if self.machine else [])]
+
+    @property
+    def host_boot(self) -> Host:
+        """The host and its boot, without the namespace."""
+        return Host(self.host, self.boot)
 
     def is_elsewhere(self, here: Place) -> bool:
         """Whether its processes cannot be seen from `here`; those of an earlier start of the host are gone."""
-        return self.host != here.host or (self.boot == here.boot and self.pid_namespace != here.pid_namespace)
+        if self.boot == here.boot:
+            return self.host != here.host or self.pid_namespace != here.pid_namespace
+        return not self.is_earlier_boot(here)
+
+    def is_earlier_boot(self, here: Place) -> bool:
+        """Whether it is the machine of `here` before it was started again: of what was there only files are left.
+
+        Two machines may have one name: their ids differ then, where both are known.
+        """
+        is_same_machine = self.machine == here.machine or not (self.machine and here.machine)
+        return self.host == here.host and self.boot != here.boot and is_same_machine
+
+    def whose(self, here: Place) -> str:
+        """To whom what is of this place belongs, in words, where that is elsewhere."""
+        if self.boot != here.boot and self.host == here.host:
+            return f"another machine that is called {self.host}"
+        return f"{self.host} (or a container on it)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +121,22 @@ class OpenRun:
     folders: tuple[Path, ...] | None = None
     ledger_file: tuple[int, int] | None = None
 
+    def __post_init__(self) -> None:
+        # Its processes are of its place, whoever has read their numbers.
+        object.__setattr__(self, "chaos", replace(self.chaos, host=self.place.host_boot))
+        if self.watchdog is not None:
+            object.__setattr__(self, "watchdog", replace(self.watchdog, host=self.place.host_boot))
+
     def is_before_restart(self) -> bool:
         """Whether the host was started again since: of all that it changed, only files can still be so."""
-        here = Place.here()
-        return self.place.host == here.host and self.place.boot != here.boot
+        return self.place.is_earlier_boot(Place.here())
 
     def is_owned(self) -> bool:
-        """Whether the `chaos` that runs it is alive."""
+        """Whether the `chaos` that runs it is alive.
+
+        Raises:
+            ForeignProcess: it is elsewhere, so that this cannot be known here.
+        """
         return self._is_alive(self.chaos)
 
     def is_watched(self) -> bool:
@@ -98,7 +148,7 @@ class OpenRun:
         return self.place.is_elsewhere(Place.here())
 
     def _is_alive(self, process: ProcessId) -> bool:
-        return self.place.boot == Place.here().boot and process.is_running()
+        return not self.is_before_restart() and process.is_running()
 
     def to_json(self) -> str:
         """As one line of JSON."""
@@ -126,16 +176,16 @@ class OpenRun:
         try:
             raw = loads(text)
             folders, ledger_file, engine = raw.get("folders"), raw.get("ledger_file"), raw["engine"]
-            run = raw["run"]
+            run, place = raw["run"], Place.from_json(raw["place"])
             if not isinstance(run, str) or not is_name(run):
                 raise ValueError("a run has no such name")
             return cls(
                 run,
                 _whole_path(raw["folder"]),
                 _whole_path(raw["ledger"]),
-                Place.from_json(raw["place"]),
-                process_from(raw["chaos"]),
-                None if raw["watchdog"] is None else process_from(raw["watchdog"]),
+                place,
+                process_from(raw["chaos"], place.host_boot),
+                None if raw["watchdog"] is None else process_from(raw["watchdog"], place.host_boot),
                 None if engine is None else _text(engine),
                 None if folders is None else tuple(_whole_path(one) for one in _list(folders)),
                 None if ledger_file is None else _pair(ledger_file),
@@ -159,7 +209,7 @@ def register(run: OpenRun) -> None:
         EnvironmentFailure: no folder for it can be written to.
     """
     folder = writable_folder()
-    path, partial = folder / f"{run.run}.json", folder / f".{run.run}.{os.getpid()}"
+    path, partial = folder / _file_name(run.run, run.place.host_boot), folder / f".{run.run}.{os.getpid()}"
     try:
         with open(partial, "w", encoding="utf-8", opener=_private) as file:
             file.write(run.to_json() + "\n")
@@ -179,11 +229,21 @@ def register(run: OpenRun) -> None:
         ) from error
 
 
-def forget(run: str) -> None:
-    """Nothing of the run is left; that it is not registered is no mistake."""
+def forget(run: str, host: Host | None = None) -> None:
+    """Nothing of the run is left on `host`, which is this one unless it is named.
+
+    A run that is not registered there is no mistake; what another host has registered of it stays.
+    """
+    where = this_host() if host is None else host
     for folder in _folders():
         with suppress(OSError):
-            (folder / f"{run}.json").unlink()
+            (folder / _file_name(run, where)).unlink()
+        earlier = folder / f"{run}.json"
+        # As earlier versions named it.
+        with suppress(OSError):
+            known = _read(earlier)[1].run
+            if known is not None and known.place.host_boot == where:
+                earlier.unlink()
 
 
 def registered() -> tuple[Registered, ...]:
@@ -233,9 +293,11 @@ class RegistryReader:
             known[entry.path] = earlier
 
 
-def find(run: str) -> OpenRun | None:
-    """What is known of the run by now; None where it is not registered."""
-    return next((entry.run for entry in registered() if entry.run is not None and entry.run.run == run), None)
+def find(run: str, host: Host | None = None) -> OpenRun | None:
+    """What is known by now of the run on `host`, this one unless it is named; None where it is not registered."""
+    where = this_host() if host is None else host
+    known = (entry.run for entry in registered() if entry.run is not None)
+    return next((one for one in known if one.run == run and one.place.host_boot == where), None)
 
 
 def _read(path: Path) -> tuple[float, Registered]:
@@ -310,13 +372,18 @@ def _process_to_list(process: ProcessId) -> list[int]:
     return [process.pid, process.start_ticks]
 
 
-def process_from(raw: Any) -> ProcessId:
-    """Read a list of pid and start time.
+def process_from(raw: Any, host: Host) -> ProcessId:
+    """Read a list of pid and start time, of a process of `host`.
 
     Raises:
         ValueError: they are none.
     """
-    return ProcessId(*_pair(raw))
+    return ProcessId(*_pair(raw), host)
+
+
+def _file_name(run: str, host: Host) -> str:
+    name, boot = (_NOT_IN_FILE_NAMES.sub("_", part) for part in (host.name, host.boot))
+    return f"{run}.{name}.{boot[:_BOOT_CHARACTERS]}.json"
 
 
 def _pair(raw: Any) -> tuple[int, int]:

@@ -45,7 +45,7 @@ class Watchdog:
     def watch(self) -> bool:
         """Until it is no longer needed; returns whether nothing is left."""
         try:
-            descriptor = os.pidfd_open(self._run.chaos.pid)
+            descriptor = os.pidfd_open(self._run.chaos.local_pid)
         except ProcessLookupError:
             return self._clean_up()
         try:

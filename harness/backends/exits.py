@@ -27,7 +27,7 @@ async def exit_of(process: ProcessId) -> int | None:
     Before Linux 6.15 it is told only where the parent leaves the time to look at what is left of the process.
     """
     try:
-        descriptor = os.pidfd_open(process.pid)
+        descriptor = os.pidfd_open(process.local_pid)
     except ProcessLookupError:
         return None
     ended = asyncio.Event()
@@ -55,7 +55,7 @@ async def exit_of(process: ProcessId) -> int | None:
 def _status_of_zombie(process: ProcessId) -> int | None:
     """The last field of /proc/PID/stat (proc(5)), as long as the parent has not been told."""
     with suppress(OSError):
-        text = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8")
+        text = Path(f"/proc/{process.local_pid}/stat").read_text(encoding="utf-8")
         if process.state() == "Z":
             return int(text.split()[-1])
     return None

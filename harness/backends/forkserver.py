@@ -177,7 +177,7 @@ class ForkServer:
     def _start(self, command: Mapping[str, Any], name: str, run: Any) -> None:
         prefix = "" if command["job"] == "main" else f"{command['job']}-"
         process = start_child(name, Path(command["logs"]) / f"{prefix}{name}.log", run)
-        descriptor = os.pidfd_open(process.pid)
+        descriptor = os.pidfd_open(process.local_pid)
         self._children[descriptor] = process
         self._selector.register(descriptor, selectors.EVENT_READ)
         self._reply({"reply": "started", "id": command["id"], "pid": process.pid, "start_ticks": process.start_ticks})
@@ -195,7 +195,7 @@ class ForkServer:
         process = self._children.pop(descriptor)
         self._selector.unregister(descriptor)
         os.close(descriptor)
-        code = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
+        code = os.waitstatus_to_exitcode(os.waitpid(process.local_pid, 0)[1])
         self._reply({"reply": "exited", "pid": process.pid, "start_ticks": process.start_ticks, "exit": code})
 
     def _reply(self, message: Mapping[str, Any]) -> None:

@@ -99,8 +99,8 @@ def process_table() -> Finding:
         return PROCESSES.missing(*lack)
     try:
         ours = ProcessId.of(os.getpid())
-        os.close(os.pidfd_open(ours.pid))
-        Path(f"/proc/{ours.pid}/environ").read_bytes()
+        os.close(os.pidfd_open(ours.local_pid))
+        Path(f"/proc/{ours.local_pid}/environ").read_bytes()
     except OSError as error:
         return PROCESSES.wrong(
             f"a process cannot be held by pidfd: {error.strerror}",

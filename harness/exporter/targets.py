@@ -19,6 +19,7 @@ from typing import Any
 
 from chaos.user_files import read_regular
 from mecefo_runtime.system.events import MAIN_JOB, Event
+from mecefo_runtime.system.host import this_host
 from mecefo_runtime.system.process import ProcessId
 
 TARGETS_FILE = "prometheus.json"
@@ -120,11 +121,8 @@ def remove_dead(out: Path, *, only_look: bool = False) -> list[str]:
 
 
 def owner_of(process: ProcessId) -> str:
-    """The process, as its entries name it: with its host and its PID namespace, of which others may be in OUT too."""
-    namespace = ""
-    with suppress(OSError):
-        namespace = str(Path("/proc/self/ns/pid").readlink())
-    return f"{socket.gethostname()} {namespace} {process.pid} {process.start_ticks}"
+    """The process, as its entries name it: with its host, PID namespace and boot, of which others may be in OUT too."""
+    return f"{process.host.name} {_pid_namespace()} {process.host.boot} {process.pid} {process.start_ticks}"
 
 
 def _is_of_another(group: Mapping[str, Any], owner: str) -> bool:
@@ -133,9 +131,18 @@ def _is_of_another(group: Mapping[str, Any], owner: str) -> bool:
     if theirs == owner:
         return False
     place, pid, ticks = theirs.rsplit(" ", 2)
-    if place != owner.rsplit(" ", 2)[0]:
+    here = this_host()
+    name, namespace, *boot = place.split(" ")
+    if (name, namespace) != (here.name, _pid_namespace()):
         return True
-    return ProcessId(int(pid), int(ticks)).is_running()
+    # An earlier version wrote no boot. What was there before this one is gone.
+    return boot in ([], [here.boot]) and ProcessId(int(pid), int(ticks)).is_running()
+
+
+def _pid_namespace() -> str:
+    with suppress(OSError):
+        return str(Path("/proc/self/ns/pid").readlink())
+    return ""
 
 
 def _write_whole(path: Path, groups: Sequence[Mapping[str, Any]]) -> None:

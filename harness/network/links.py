@@ -196,7 +196,7 @@ class NamespaceLinks(LinkQueries):
         return {key: value for key, value in answer.items() if key != "id"}
 
     async def _start_prober(self) -> _Helper:
-        pid = self._held.holder.pid
+        pid = self._held.holder.local_pid
         anywhere = self._held.networks.coordinator.descriptor
         words = python_module.command("harness.network.prober", str(os.getpid()), str(pid))
         return _Helper(

@@ -98,7 +98,7 @@ class Twin:
             *run.running.role_processes("coordinator"),
         )
         # Of all of them, whatever the first one says.
-        are_normal = False not in {leave_idle_priority(one.process.pid) for one in owned}
+        are_normal = False not in {leave_idle_priority(one.process.local_pid) for one in owned}
         if are_normal:
             run.heartbeat_timeout_seconds = self._job.heartbeat_timeout_seconds
         return are_normal or run.committed_steps >= _WORTH_KEEPING_RATIO * self._job.steps

@@ -70,14 +70,13 @@ def heal(reference: str | None, out: Path, as_json: bool, dry_run: bool, is_conf
 
 
 def _open_runs() -> tuple[list[OpenRun], list[Path]]:
-    from chaos.undo.run_registry import registered
+    from chaos.undo.run_registry import Place, registered
 
     entries = registered()
     runs = [entry.run for entry in entries if entry.run is not None]
     for run in runs:
         if run.is_elsewhere():
-            where = f"{run.place.host} (or a container on it)"
-            echo(f"{run.folder} belongs to {where}: run `chaos heal` there")
+            echo(f"{run.folder} belongs to {run.place.whose(Place.here())}: run `chaos heal` there")
         elif run.is_owned():
             echo(f"{run.folder} is under way (pid {run.chaos.pid}): left alone")
     dead = [run for run in runs if not run.is_elsewhere() and not run.is_owned()]
@@ -111,7 +110,7 @@ def _find(out: Path, reference: str) -> OpenRun:
             raise UsageError(f"{folder}: {why}: there is nothing to undo")
         run = replace(run, run=entries[0].run, place=place_of(contents), chaos=owner)
     if run.is_elsewhere():
-        raise UsageError(f"{folder} belongs to {run.place.host} (or a container on it): run `chaos heal` there")
+        raise UsageError(f"{folder} belongs to {run.place.whose(Place.here())}: run `chaos heal` there")
     if run.is_owned():
         raise UsageError(f"{folder} is under way (pid {run.chaos.pid}): Ctrl-C there ends it and undoes everything")
     return run

@@ -108,7 +108,7 @@ def keep_coordinator(start: Callable[[], ProcessId], checkpoint: CoordinatorChec
     """
     num_fruitless, known = 0, checkpoint.step
     while True:
-        code = os.waitstatus_to_exitcode(os.waitpid(start().pid, 0)[1])
+        code = os.waitstatus_to_exitcode(os.waitpid(start().local_pid, 0)[1])
         if code in (0, JOB_FAILED):
             return code
         num_fruitless = num_fruitless + 1 if checkpoint.step == known else 0

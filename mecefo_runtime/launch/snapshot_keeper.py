@@ -124,7 +124,7 @@ def _start_apart(environment: RankEnvironment, listener: socket.socket, launcher
 def _end_with(launcher: ProcessId) -> None:
     """End this process as soon as `launcher` is gone."""
     with suppress(OSError):
-        descriptor = os.pidfd_open(launcher.pid)
+        descriptor = os.pidfd_open(launcher.local_pid)
         if launcher.is_running():
             select.select([descriptor], [], [])
     os.kill(os.getpid(), signal.SIGKILL)

@@ -167,7 +167,7 @@ class Supervisor:
 
         process = start_child(f"rank-{rank}", log, main)
         os.close(words_end)
-        descriptor = os.pidfd_open(process.pid)
+        descriptor = os.pidfd_open(process.local_pid)
         self._running[descriptor] = (rank, attempt, process, last_words)
         self._selector.register(descriptor, selectors.EVENT_READ, lambda: self._on_exit(descriptor))
         self._emitter.emit(
@@ -184,7 +184,7 @@ class Supervisor:
         rank, attempt, process, last_words = self._running.pop(descriptor)
         self._selector.unregister(descriptor)
         os.close(descriptor)
-        code = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
+        code = os.waitstatus_to_exitcode(os.waitpid(process.local_pid, 0)[1])
         has_ended_in_order = _said(last_words) == IN_ORDER
         self._exited[rank] = RankExited(rank, attempt, has_ended_in_order)
         if self._coordinator is not None:

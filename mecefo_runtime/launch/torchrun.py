@@ -205,7 +205,7 @@ def launch(
     launcher = ProcessId.of(os.getppid())
     if place.has_agent:
         # It starts us from its main thread, and nobody starts us again when it is gone.
-        die_with_parent(launcher.pid)
+        die_with_parent(launcher.local_pid)
     meeting: dict[str, str] = {}
     if place.rank == 0:
         listener = listen(host)

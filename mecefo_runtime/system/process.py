@@ -13,8 +13,11 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
+
+from mecefo_runtime.system.host import Host, this_host
 
 _PR_SET_PDEATHSIG = 1
 _PF_KTHREAD = 0x00200000
@@ -32,12 +35,32 @@ _EXEC_POLL_SECONDS = 0.001
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 
 
+class ForeignProcess(RuntimeError):
+    """A process of another host, or of an earlier boot of this one, was to be looked at or acted on from here.
+
+    `code` says which: what has its number here is another process.
+    """
+
+    def __init__(self, process: ProcessId) -> None:
+        here = this_host()
+        is_rebooted = process.host.name == here.name and process.host.boot != here.boot
+        self.process = process
+        self.code: Literal["other_host", "other_boot"] = "other_boot" if is_rebooted else "other_host"
+        where = f"an earlier boot of {here}" if is_rebooted else f"{process.host}, and this is {here}"
+        super().__init__(f"pid {process.pid} is a process of {where}")
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """One process and no other: a recycled pid has another start time (clock ticks since boot)."""
+    """One process and no other: a recycled pid has another start time (clock ticks since boot).
+
+    Both are numbers of its `host`. Elsewhere it can be named and compared, and every look or act raises
+    ForeignProcess.
+    """
 
     pid: int
     start_ticks: int
+    host: Host = field(default_factory=this_host)
 
     @classmethod
     def of(cls, pid: int) -> ProcessId:
@@ -51,16 +74,32 @@ class ProcessId:
             raise ProcessLookupError(f"no process {pid}")
         return cls(pid, int(fields[_START_TIME_FIELD]))
 
+    @property
+    def is_here(self) -> bool:
+        """Whether it is a process of this host, since this boot."""
+        return self.host.is_here
+
+    @property
+    def local_pid(self) -> int:
+        """Its pid, for a look or an act on this host; `pid` is for display and for what is written down.
+
+        Raises:
+            ForeignProcess: it is a process of another host or boot.
+        """
+        if not self.host.is_here:
+            raise ForeignProcess(self)
+        return self.pid
+
     def is_running(self) -> bool:
         """Whether it is in the process table and not dead; a zombie is dead."""
-        fields = _stat(self.pid)
+        fields = _stat(self.local_pid)
         return (
             fields is not None and fields[0] not in _DEAD_STATES and int(fields[_START_TIME_FIELD]) == self.start_ticks
         )
 
     def state(self) -> str:
         """Its state in the process table (`R`, `S`, `T`, `Z`...), or `gone`."""
-        fields = _stat(self.pid)
+        fields = _stat(self.local_pid)
         if fields is None or int(fields[_START_TIME_FIELD]) != self.start_ticks:
             return "gone"
         return fields[0]
@@ -71,7 +110,7 @@ class ProcessId:
         By pidfd, opened before the start time is checked: the pid cannot be recycled in between.
         """
         try:
-            descriptor = os.pidfd_open(self.pid)
+            descriptor = os.pidfd_open(self.local_pid)
         except ProcessLookupError:
             return False
         try:

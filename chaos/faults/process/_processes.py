@@ -26,7 +26,7 @@ from chaos.host.process_table import exited
 from chaos.host.undo_record import UndoRecord
 from chaos.language.target import ResolvedTarget
 from mecefo_runtime.system.job_records import ProcessExited
-from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.process import ForeignProcess, ProcessId
 from mecefo_runtime.system.reason import Reason
 
 # `Fault.exclusive` of what stops processes: the first SIGCONT ends all their stops.
@@ -48,7 +48,9 @@ class ProcessFault(Fault[ParametersT]):
         """Every process of the target that is still running."""
         if self.scope == "node" and target.role is None and isinstance(context.processes, LauncherHost):
             self._left = context.processes.launchers_left(target.nodes)
-        running = tuple(owned for owned in self._candidates(target, context) if owned.process.is_running())
+        candidates = self._candidates(target, context)
+        require_here(candidates)
+        running = tuple(owned for owned in candidates if owned.process.is_running())
         if not running:
             raise TargetNotFound(Reason("nothing_running", target=target))
         return Act(running, ProcessesRecord.of(running).to_json())
@@ -79,13 +81,25 @@ def _left_words(left: LauncherLeft) -> str:
     return f"the launcher (pid {left.process.pid}) serves nodes {', '.join(before)} and {last} and was left running"
 
 
+def require_here(processes: Iterable[OwnedProcess]) -> None:
+    """See that all of them run on this host: a fault acts where its target lives.
+
+    Raises:
+        NotOurs: one runs on another host, or ran before this one was started again.
+    """
+    for owned in processes:
+        if not owned.process.is_here:
+            raise NotOurs(Reason(ForeignProcess(owned.process).code, process=str(owned), host=owned.process.host.name))
+
+
 def send(owned: OwnedProcess, number: signal.Signals) -> bool:
     """Send a signal to this very process; False when it is gone.
 
     Raises:
-        NotOurs: it is the process that we are.
+        NotOurs: it is the process that we are, or one of another host.
     """
-    if owned.process.pid == os.getpid():
+    require_here((owned,))
+    if owned.process.local_pid == os.getpid():
         raise NotOurs(Reason("chaos_itself"))
     return owned.process.signal(number)
 

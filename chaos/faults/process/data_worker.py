@@ -52,7 +52,7 @@ def data_workers(rank: OwnedProcess) -> list[OwnedProcess]:
     """Those of a rank that run, in the order in which they were started."""
     found: list[ProcessId] = []
     with suppress(psutil.Error):
-        for child in psutil.Process(rank.process.pid).children():
+        for child in psutil.Process(rank.process.local_pid).children():
             # It may be gone at any moment.
             with suppress(psutil.Error, ProcessLookupError):
                 if child.name() == WORKER_NAME and child.status() != psutil.STATUS_ZOMBIE:

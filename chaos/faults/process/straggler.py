@@ -110,13 +110,13 @@ class SlowRank(ProcessFault[SlowParameters]):
 
     async def apply(self, act: Act, context: FaultContext) -> None:
         """More padding first, while the ranks are held; then the cycle."""
-        if any(owned.process.pid == os.getpid() for owned in act.processes):
+        if any(owned.process.local_pid == os.getpid() for owned in act.processes):
             raise NotOurs(Reason("chaos_itself"))
         await self._pad(act, context)
         self._steps_before = list(context.watch.steps)[-NUM_STEPS_BEFORE - 1 :]
         parameters = self.parameters
         numbers = (parameters.factor, parameters.period, parameters.jitter, parameters.seed)
-        whom = [f"{owned.process.pid}:{owned.process.start_ticks}" for owned in act.processes]
+        whom = [f"{owned.process.local_pid}:{owned.process.start_ticks}" for owned in act.processes]
         try:
             self._cycle = await asyncio.create_subprocess_exec(
                 *python_module.command(CYCLE_MODULE, *map(str, numbers), *whom),

@@ -348,7 +348,7 @@ def _working_folders(context: FaultContext) -> Iterator[tuple[int, Path]]:
     ranks = () if context.cluster is None else tuple(range(context.cluster.num_ranks))
     for owned in context.processes.rank_processes(ranks) if ranks else ():
         with suppress(OSError):
-            yield owned.rank or 0, Path(f"/proc/{owned.process.pid}/cwd").readlink()
+            yield owned.rank or 0, Path(f"/proc/{owned.process.local_pid}/cwd").readlink()
 
 
 def _remove(ballast: Path) -> None:

@@ -227,7 +227,7 @@ def _memory(process: ProcessId, descriptor: int, what: str) -> Iterator[int]:
         TargetNotFound: it is not there any more.
         InjectionError: it cannot be opened.
     """
-    path = Path(f"/proc/{process.pid}/fd/{descriptor}")
+    path = Path(f"/proc/{process.local_pid}/fd/{descriptor}")
     try:
         if not process.is_running() or not str(path.readlink()).startswith(f"/memfd:{MEMORY_NAME}"):
             raise TargetNotFound(Reason("memory_gone", what=what))

@@ -118,7 +118,7 @@ def inside(record: FirewallRecord, command: Sequence[str]) -> list[str]:
     Raises:
         FileNotFoundError: a program is not installed.
     """
-    return enter(record.process.pid, record.descriptor, command)
+    return enter(record.process.local_pid, record.descriptor, command)
 
 
 def enter(pid: int, descriptor: int | None, command: Sequence[str]) -> list[str]:

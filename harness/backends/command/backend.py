@@ -183,7 +183,7 @@ class LocalCommand(CommandRun):
         if super()._is_own(pid):
             return True
         with suppress(OSError):
-            return self._leader is not None and self._leader.is_running() and os.getsid(pid) == self._leader.pid
+            return self._leader is not None and self._leader.is_running() and os.getsid(pid) == self._leader.local_pid
         return False
 
     def _start_setting(self, name: str) -> str | None:

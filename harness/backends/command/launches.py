@@ -65,7 +65,7 @@ class Launch:
         identity = identify(environment)
         return cls(
             process=process,
-            parent=parent_of(process.pid),
+            parent=parent_of(process.local_pid),
             rank=identity.rank,
             node=identity.node,
             world_size=identity.world_size,
@@ -119,7 +119,7 @@ class Launches:
 
     def add(self, launch: Launch) -> None:
         """It greets. Its attempt is known at once, unless it may be a launcher that inherited RANK."""
-        for ancestor in ancestors_of(launch.process.pid):
+        for ancestor in ancestors_of(launch.process.local_pid):
             self._is_launcher(ancestor)
         launch.earlier = self.before(launch)
         if launch.is_placed:
@@ -163,7 +163,7 @@ class Launches:
 
     def _starter_of(self, process: ProcessId) -> Launch | None:
         found: Launch | None = None
-        for ancestor in ancestors_of(process.pid):
+        for ancestor in ancestors_of(process.local_pid):
             launch = self._known.get(ancestor)
             if launch is not None and not launch.is_observed and launch.is_placed and not launch.is_launcher:
                 found = found or launch
@@ -213,5 +213,5 @@ def ancestors_of(pid: int) -> list[ProcessId]:
     parent = parent_of(pid)
     while parent is not None and parent.pid > 1 and len(found) < _MAX_ANCESTORS:
         found.append(parent)
-        parent = parent_of(parent.pid)
+        parent = parent_of(parent.local_pid)
     return found

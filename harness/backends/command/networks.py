@@ -111,8 +111,8 @@ class CommandLinks(NamespaceLinks):
         try:
             if owned is None or not owned.process.is_running():
                 raise TargetNotFound(Reason("rank_gone", rank=rank))
-            own = Path(f"/proc/{self._held.holder.pid}/fd/{self._held.networks.of(rank).descriptor}").stat()
-            is_inside = Path(f"/proc/{owned.process.pid}/ns/net").stat().st_ino == own.st_ino
+            own = Path(f"/proc/{self._held.holder.local_pid}/fd/{self._held.networks.of(rank).descriptor}").stat()
+            is_inside = Path(f"/proc/{owned.process.local_pid}/ns/net").stat().st_ino == own.st_ino
         except (OSError, KeyError) as error:
             raise TargetNotFound(Reason("network_not_found", rank=rank, error=error)) from error
         if not is_inside:

@@ -26,9 +26,9 @@ def session_processes(leader: ProcessId) -> list[ProcessId]:
             continue
         with suppress(OSError):
             process = ProcessId.of(int(entry.name))
-            if os.getsid(process.pid) != leader.pid or not process.is_running():
+            if os.getsid(process.local_pid) != leader.local_pid or not process.is_running():
                 continue
-            if process.pid == leader.pid and process != leader:
+            if process.local_pid == leader.local_pid and process != leader:
                 # Its number has been given to another one, and so has that of its session.
                 return []
             found.append(process)
@@ -49,10 +49,10 @@ def listener_on(port: int, processes: Collection[ProcessId]) -> ProcessId | None
     """Which of `processes` listens on the TCP port; None when none of them does."""
     for process in processes:
         # Of its own network, which need not be ours.
-        tables = (f"/proc/{process.pid}/net/{table}" for table in ("tcp", "tcp6"))
+        tables = (f"/proc/{process.local_pid}/net/{table}" for table in ("tcp", "tcp6"))
         inodes = {f"socket:[{inode}]" for table in tables for inode in _listening_inodes(table, port)}
         with suppress(OSError):
-            for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
+            for descriptor in Path(f"/proc/{process.local_pid}/fd").iterdir():
                 with suppress(OSError):
                     if str(descriptor.readlink()) in inodes:
                         return process

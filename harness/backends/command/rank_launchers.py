@@ -80,24 +80,25 @@ class RankLaunchers:
 
 def launcher_of(rank: ProcessId, is_ours: Callable[[int], bool]) -> ProcessId | None:
     """The process that started `rank`: None where that is a shell, no launcher, or no process of this run."""
-    told = {(name, value) for name, value in environment_of(rank.pid).items() if name in _PLACE}
-    if not told and not _is_of_multiprocessing(rank.pid):
+    told = {(name, value) for name, value in environment_of(rank.local_pid).items() if name in _PLACE}
+    if not told and not _is_of_multiprocessing(rank.local_pid):
         # Nobody told it anything: whoever started it would have started any other program in the same way.
         return None
-    for process in ancestors_of(rank.pid):
-        if process.pid == os.getpid() or not is_ours(process.pid):
+    for process in ancestors_of(rank.local_pid):
+        if process.local_pid == os.getpid() or not is_ours(process.local_pid):
             return None
-        is_told = bool(told) and told <= environment_of(process.pid).items()
-        is_between = not told and _MULTIPROCESSING in _command_of(process.pid)
+        is_told = bool(told) and told <= environment_of(process.local_pid).items()
+        is_between = not told and _MULTIPROCESSING in _command_of(process.local_pid)
         if not is_told and not is_between:
-            return None if is_shell(process.pid) else process
+            return None if is_shell(process.local_pid) else process
     return None
 
 
 def _is_of_multiprocessing(pid: int) -> bool:
     """Whether Python's multiprocessing started it: by a command line of its own, or as a fork of its parent."""
     command, parent = _command_of(pid), parent_of(pid)
-    return _MULTIPROCESSING in command or (parent is not None and bool(command) and command == _command_of(parent.pid))
+    is_fork = parent is not None and bool(command) and command == _command_of(parent.local_pid)
+    return _MULTIPROCESSING in command or is_fork
 
 
 def _command_of(pid: int) -> bytes:

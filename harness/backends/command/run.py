@@ -193,7 +193,7 @@ class CommandRun(EndingJob, ABC):
         """
         if not self._ranks:
             own = (owned for node, owned in self._launchers.items() if node in nodes)
-            return tuple(owned for owned in own if not is_shell(owned.process.pid))
+            return tuple(owned for owned in own if not is_shell(owned.process.local_pid))
         found = self._rank_launchers.on(nodes, self._node_of)
         return tuple(
             OwnedProcess("launcher", process, node=served[0] if self._job.nodes > 1 else None)
@@ -217,7 +217,7 @@ class CommandRun(EndingJob, ABC):
         if role != "store":
             return ()
         marked = self._own_processes()
-        ports = {environment_of(process.pid).get("MASTER_PORT") for process in marked} - {None, "", "0"}
+        ports = {environment_of(process.local_pid).get("MASTER_PORT") for process in marked} - {None, "", "0"}
         for port in sorted(port for port in ports if port is not None and port.isdecimal()):
             if (process := listener_on(int(port), marked)) is not None:
                 known = (owned for owned in self._all() if owned.process == process)
@@ -231,7 +231,7 @@ class CommandRun(EndingJob, ABC):
 
     async def on_launch(self, process: ProcessId) -> None:
         """A process that was started with RANK greets, before its script begins: from now on its end is followed."""
-        environment = environment_of(process.pid)
+        environment = environment_of(process.local_pid)
         is_ours = environment.get(RUN_VARIABLE) == self._run_id and environment.get(JOB_VARIABLE, MAIN_JOB) == self.name
         # With --step-from the command itself stands for all of its ranks.
         is_wanted = is_ours and self._job.step_from is None
@@ -264,7 +264,7 @@ class CommandRun(EndingJob, ABC):
         """
         rank, node = int(hello["rank"]), int(hello["node"])
         attempt = self._launches.observe(process, rank, int(hello["attempt"]))
-        if environment_of(process.pid).get(RUN_VARIABLE) != self._run_id:
+        if environment_of(process.local_pid).get(RUN_VARIABLE) != self._run_id:
             self._emitter.emit(
                 Warned(message=f"rank {rank} (pid {process.pid}) is not marked as a process of this run")
             )
@@ -314,7 +314,7 @@ class CommandRun(EndingJob, ABC):
         """The job's ranks are started for that time, if they were not yet; `process` is that of one of them."""
         if attempt > self._attempt:
             self._attempt = attempt
-            num_restarts, max_restarts = restarts_of(environment_of(process.pid))
+            num_restarts, max_restarts = restarts_of(environment_of(process.local_pid))
             self._emitter.emit(
                 AttemptStarted(
                     attempt_number=attempt,
@@ -329,7 +329,7 @@ class CommandRun(EndingJob, ABC):
         """Tell once of a rank's process in an attempt: of one that replaces itself (`os.execv`) again."""
         if self._told.get(owned.process) != (rank, attempt):
             self._told[owned.process] = rank, attempt
-            parent = parent_of(owned.process.pid)
+            parent = parent_of(owned.process.local_pid)
             started = ProcessStarted(
                 **_started(owned).given(),
                 started_rank=rank,

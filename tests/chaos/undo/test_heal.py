@@ -108,6 +108,27 @@ def test_what_cannot_be_undone_stays_and_the_rest_is_undone(left):
     assert heal(left).is_clean and run_registry.registered() == ()
 
 
+def test_what_another_host_left_is_not_healed_here(left):
+    there = replace(left, place=replace(left.place, host="node2", boot="another boot"))
+    with pytest.raises(HealError, match="belongs to node2"):
+        heal(there)
+    assert made(left) == ["made-0", "made-1"] and len(read_ledger(left.ledger).pending) == 3
+
+
+def test_an_entry_of_another_host_in_a_shared_ledger_is_left_to_it(left):
+    lines = [json.loads(line) for line in left.ledger.read_text().splitlines()]
+    for line in lines:
+        if line["incident"] == 0 and "place" in line:
+            line["place"][:2] = ["node2", "another boot"]
+    left.ledger.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    healed = heal(left)
+    assert [one["incident"] for one in healed.undone] == [2, 1] and made(left) == ["made-0"]
+    assert [one["reason"] for one in healed.failed] == [
+        "the entry belongs to node2 (or a container on it): run `chaos heal` there"
+    ]
+    assert [entry.incident for entry in read_ledger(left.ledger).pending] == [0]
+
+
 def test_a_fault_that_is_not_installed_any_more_is_said(left, monkeypatch):
     monkeypatch.setattr(chaos.undo.heal, "registry", lambda: {"leave": Leave})
     assert "no fault 'make-file' is installed" in heal(left).failed[0]["reason"]
@@ -158,7 +179,7 @@ class TestRefusal:
         refuse_if_unclean()
         run_registry.register(replace(left, place=replace(left.place, host="another")))
         refuse_if_unclean()
-        assert len(run_registry.registered()) == 1
+        assert len(run_registry.registered()) == 2, "what another host has registered stays"
 
     def test_for_a_ledger_that_is_gone_or_damaged(self, left):
         heal(left)

@@ -1,16 +1,59 @@
-"""Work that is done in a process of its own."""
+"""Processes by host, pid and start time; work that is done in a process of its own."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
-from mecefo_runtime.system.process import read_environment, run_apart
+from mecefo_runtime.system.host import UNKNOWN_HOST, Host, machine_digest, this_host
+from mecefo_runtime.system.process import ForeignProcess, ProcessId, read_environment, run_apart
 
 pytestmark = pytest.mark.unit
+
+
+def test_a_process_is_of_this_host_unless_another_is_named():
+    us = ProcessId.of(os.getpid())
+    assert us == ProcessId(us.pid, us.start_ticks) == ProcessId(us.pid, us.start_ticks, this_host())
+    assert us.is_here and us.is_running() and us.local_pid == os.getpid()
+    assert us not in {ProcessId(us.pid, us.start_ticks, ELSEWHERE), ProcessId(us.pid, us.start_ticks, EARLIER)}
+
+
+ELSEWHERE, EARLIER = Host("node2", "another boot"), Host(this_host().name, "an earlier boot")
+
+
+@pytest.mark.parametrize(
+    ("host", "code"), [(ELSEWHERE, "other_host"), (EARLIER, "other_boot"), (UNKNOWN_HOST, "other_host")]
+)
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda process: process.local_pid,
+        lambda process: process.is_running(),
+        lambda process: process.state(),
+        lambda process: process.signal(signal.SIGKILL),
+    ],
+)
+def test_a_process_of_another_host_is_neither_looked_at_nor_signalled(host, code, look):
+    """Its numbers are this very process's: a signal would end the tests."""
+    us = ProcessId.of(os.getpid())
+    with pytest.raises(ForeignProcess, match=f"pid {us.pid}") as refused:
+        look(ProcessId(us.pid, us.start_ticks, host))
+    assert refused.value.code == code
+
+
+def test_a_host_is_read_as_it_was_written():
+    assert Host.from_json(this_host().to_json()) == this_host() and this_host().boot
+    for raw in (None, "ab", [], ["a"], ["a", 1], ["a" * 1000, "b"]):
+        with pytest.raises(ValueError, match="host"):
+            Host.from_json(raw)
+
+
+def test_the_id_of_the_machine_is_not_shown():
+    assert len(machine_digest()) in (0, 16) and machine_digest() == machine_digest()
 
 
 def test_the_answer_comes_from_another_process_and_nothing_stays_of_it():
