@@ -207,6 +207,21 @@ def test_looks_and_acts_refuse_processes_of_another_host():
     ]
 
 
+def test_raw_times_of_other_clocks_are_read_at_the_door_alone():
+    """All others have times of the run's clock, so that they can be compared and subtracted."""
+    reads = {"raw_seconds", "remote_seconds"}
+    found = {
+        module
+        for module in SOURCES
+        if any(isinstance(node, ast.Attribute) and node.attr in reads for node in ast.walk(trees()[module]))
+    }
+    assert found == {
+        "mecefo_runtime.system.clocks",
+        "mecefo_runtime.system.events",
+        "harness.control.peers",
+    }
+
+
 def test_every_room_says_what_lives_in_it():
     for package, rooms in ROOMS.items():
         present = {room_of(module).partition(".")[2] for module in SOURCES if within(module, package)} - {""}

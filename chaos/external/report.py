@@ -17,7 +17,7 @@ from chaos.external.identity import Identity
 from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.system.events import MAIN_JOB, Event
 from mecefo_runtime.system.record import Record
-from mecefo_runtime.system.wire import Guarded, connect, encode, limit_send_time
+from mecefo_runtime.system.wire import Guarded, connect, greet, limit_send_time
 
 CONNECT_TIMEOUT_SECONDS = 10.0
 LOCK_SECONDS = 2.0
@@ -30,9 +30,9 @@ class Report:
 
     def __init__(self, address: str, identity: Identity, job: str = MAIN_JOB) -> None:
         sock = connect(address, CONNECT_TIMEOUT_SECONDS)
+        greet(sock, {"role": "events"})
         sock.settimeout(None)
         limit_send_time(sock)
-        sock.sendall(encode({"role": "events"}))
         self._socket: socket.socket | None = sock
         self._guarded = Guarded(sock)
         self._emitter = Emitter(

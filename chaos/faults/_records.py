@@ -14,7 +14,7 @@ from mecefo_runtime.system.process import ProcessId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRecord(UndoRecord):
-    """One process, as `OwnedProcess.to_dict` tells of it; of the host of the ledger, unless there is a `host`."""
+    """One process as `OwnedProcess.to_dict` writes it; without `host` it runs on the host of the ledger."""
 
     role: str = ""
     rank: int | None = None

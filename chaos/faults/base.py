@@ -62,7 +62,7 @@ class OwnedProcess:
         return f"{names.get(self.role, self.role)} (pid {self.process.pid})"
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values; `host` only where that is not the host that writes it."""
+        """As plain JSON values; with `host` if it is another host."""
         return {
             "role": self.role,
             "rank": self.rank,

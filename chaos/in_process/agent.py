@@ -54,7 +54,7 @@ class Agent:
         """`more` is said with the rest of who this is: an external job's ranks are known from nowhere else."""
         hello: Message = {"role": "agent", "rank": rank, "node": node, "attempt": attempt, **more}
         hello["pid"] = os.getpid()
-        self._connection: Connection | None = Connection.open(address, hello, CONNECT_TIMEOUT_SECONDS)
+        self._connection: Connection | None = Connection.open(address, hello, CONNECT_TIMEOUT_SECONDS, is_of_run=True)
         self._inbox: queue.SimpleQueue[FromInjector | None] = queue.SimpleQueue()
         self._effects: dict[int, InProcessFault] = {}
         self._subject: Subject | None = None

@@ -103,10 +103,10 @@ def is_before_restart(run: OpenRun, entry: Entry) -> bool:
 
 
 def refuse_elsewhere(run: OpenRun, entry: Entry | None = None) -> None:
-    """Refuse what another host, or a container on it, has to undo: the run, or one entry of its ledger.
+    """Refuse a run, or one entry of its ledger, that only another host (or a container on it) can undo.
 
     Raises:
-        HealError: it belongs elsewhere; the message says to whom.
+        HealError: it belongs to another host, which the message names.
     """
     here = Place.here()
     for place in (run.place, None if entry is None else entry.place):

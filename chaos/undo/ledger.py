@@ -392,7 +392,7 @@ def _parse(line: bytes) -> Entry | None:
 
 
 def _host_of(place: Place | None) -> Host:
-    """Of a line without a place, which an earlier version wrote, or which follows one with it, it is not known."""
+    """The host of a line; unknown without a place: an older line, or one that follows its `prepared` line."""
     return UNKNOWN_HOST if place is None else place.host_boot
 
 

@@ -35,10 +35,10 @@ _NOT_IN_FILE_NAMES = re.compile(r"[^0-9A-Za-z_-]")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a pid means something: a host, since it was started, and a namespace of processes on it.
+    """The scope of a pid: a host, one boot of it, and a namespace of processes.
 
-    `machine` is the same for all boots of one machine, and of no other with that name (`machine_digest`); empty where
-    an earlier version wrote the place, or the system has no such id.
+    `machine` (`machine_digest`) is equal for all boots of one machine and differs between machines with one name; empty
+    in a place that an earlier version wrote, and on a system without such an id.
     """
 
     host: str
@@ -51,12 +51,12 @@ class Place:
         """Where this process is.
 
         Raises:
-            EnvironmentFailure: the kernel does not tell its boot id.
+            EnvironmentFailure: the boot id of the kernel cannot be read.
         """
         here = this_host()
         if not here.boot:
             raise EnvironmentFailure(
-                "the kernel does not tell its boot id, so nothing that a run changes could be undone"
+                "the boot id of the kernel cannot be read, so nothing that a run changes could be undone"
             )
         return cls(here.name, here.boot, str(Path("/proc/self/ns/pid").readlink()), machine_digest())
 
@@ -88,15 +88,15 @@ class Place:
         return not self.is_earlier_boot(here)
 
     def is_earlier_boot(self, here: Place) -> bool:
-        """Whether it is the machine of `here` before it was started again: of what was there only files are left.
+        """Whether it is an earlier boot of the machine of `here`, of which only files are left.
 
-        Two machines may have one name: their ids differ then, where both are known.
+        Two machines may have one name; then their ids differ, where both are known.
         """
         is_same_machine = self.machine == here.machine or not (self.machine and here.machine)
         return self.host == here.host and self.boot != here.boot and is_same_machine
 
     def whose(self, here: Place) -> str:
-        """To whom what is of this place belongs, in words, where that is elsewhere."""
+        """The owner of a run of this place, as text for a user at `here`."""
         if self.boot != here.boot and self.host == here.host:
             return f"another machine that is called {self.host}"
         return f"{self.host} (or a container on it)"
@@ -122,7 +122,7 @@ class OpenRun:
     ledger_file: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        # Its processes are of its place, whoever has read their numbers.
+        # The processes of a run are processes of its place.
         object.__setattr__(self, "chaos", replace(self.chaos, host=self.place.host_boot))
         if self.watchdog is not None:
             object.__setattr__(self, "watchdog", replace(self.watchdog, host=self.place.host_boot))
@@ -230,10 +230,7 @@ def register(run: OpenRun) -> None:
 
 
 def forget(run: str, host: Host | None = None) -> None:
-    """Nothing of the run is left on `host`, which is this one unless it is named.
-
-    A run that is not registered there is no mistake; what another host has registered of it stays.
-    """
+    """Remove the entry of the run on `host` (default: this host), if there is one. Entries of other hosts stay."""
     where = this_host() if host is None else host
     for folder in _folders():
         with suppress(OSError):
@@ -294,7 +291,7 @@ class RegistryReader:
 
 
 def find(run: str, host: Host | None = None) -> OpenRun | None:
-    """What is known by now of the run on `host`, this one unless it is named; None where it is not registered."""
+    """The registered run of that name on `host` (default: this host); None where it is not registered."""
     where = this_host() if host is None else host
     known = (entry.run for entry in registered() if entry.run is not None)
     return next((one for one in known if one.run == run and one.place.host_boot == where), None)

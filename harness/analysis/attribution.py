@@ -24,7 +24,7 @@ same step, as one does that always needs too much memory. Else it is unplanned, 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
@@ -34,7 +34,9 @@ from harness.analysis.command.attempts import Starts
 from harness.analysis.contained import charge
 from harness.analysis.regroups import takes_coordinator
 from harness.analysis.steps import Steps, num_committed, showing_recovery
+from mecefo_runtime.system.clocks import uncertainty_between
 from mecefo_runtime.system.command_records import StepsCounted
+from mecefo_runtime.system.host import pid_of
 from mecefo_runtime.system.job_records import (
     AttemptStarted,
     CoordinatorRestarted,
@@ -337,6 +339,23 @@ class UnplannedLoss:
     with_supervisor: bool = False
     pids: tuple[int, ...] = ()
     attempts: tuple[int, ...] = ()
+
+    @property
+    def detection_seconds(self) -> float:
+        """Since -> detected."""
+        return self.detected - self.since
+
+    @property
+    def recovery_seconds(self) -> float | None:
+        """Since -> recovered."""
+        return None if self.recovered is None else self.recovered - self.since
+
+    @property
+    def uncertainty_seconds(self) -> dict[str, float]:
+        """The uncertainty of those two, by name, where they are measured between two clocks."""
+        ends = {"detection_seconds": self.detected, "recovery_seconds": self.recovered}
+        known = {name: uncertainty_between(self.since, end) for name, end in ends.items() if end is not None}
+        return {name: seconds for name, seconds in known.items() if seconds}
 
     @property
     def role(self) -> str | None:
@@ -700,6 +719,5 @@ def _is_same_death(before: Loss | None, loss: Loss) -> bool:
 
 def _pids_of(record: Injected) -> Iterable[int]:
     for process in record.processes:
-        pid = process.get("pid") if isinstance(process, Mapping) else process
-        if isinstance(pid, int):
+        if (pid := pid_of(process)) is not None:
             yield pid

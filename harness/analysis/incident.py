@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.analysis.attribution import Attribution
 from harness.analysis.command.attempts import Starts, is_of_launcher
@@ -22,6 +22,7 @@ from harness.analysis.steps import (
     shows_recovery,
     undisturbed_baseline,
 )
+from mecefo_runtime.system.clocks import uncertainty_between
 from mecefo_runtime.system.job_records import CoordinatorRestarted, Isolated, Restarting
 from mecefo_runtime.system.reason import Reason
 from mecefo_runtime.system.record import Record
@@ -40,6 +41,23 @@ from mecefo_runtime.system.run_records import (
     Verified,
 )
 
+_BETWEEN: Mapping[str, tuple[str, str]] = {
+    "continued_seconds": ("struck", "committed"),
+    "recovery_seconds": ("struck", "committed"),
+    "progress_seconds": ("struck", "progressed"),
+    "detection_seconds": ("injected", "detected"),
+    "notice_seconds": ("injected", "detected"),
+    "verify": ("injected", "verified"),
+    "detect": ("verified", "detected"),
+    "isolate": ("detected", "isolated"),
+    "regroup": ("isolated", "regrouped"),
+    "first_step": ("regrouped", "committed"),
+    "restore": ("committed", "restored"),
+    "rejoin": ("injected", "rejoined"),
+    "repair_wait": ("injected", "repair_started"),
+    "rejoin_after_repair": ("repair_started", "rejoined"),
+}
+"""The two moments of each figure and phase of an incident."""
 RESTORED_RATIO = 0.95
 """Throughput counts as restored at this share of its pre-fault median ..."""
 RESTORED_STEPS = 5
@@ -148,7 +166,7 @@ class MeasuredIncident:
     @property
     def continued_seconds(self) -> float | None:
         """Struck -> committed, whether the job has recovered with that or not."""
-        return _difference(self.struck, self.committed)
+        return self._seconds("continued_seconds")
 
     @property
     def recovery_seconds(self) -> float | None:
@@ -158,17 +176,17 @@ class MeasuredIncident:
     @property
     def progress_seconds(self) -> float | None:
         """Struck -> progressed; None of a job that trains on and has not recovered."""
-        return None if self.violations else _difference(self.struck, self.progressed)
+        return None if self.violations else self._seconds("progress_seconds")
 
     @property
     def detection_seconds(self) -> float | None:
         """Injected -> detected: a fault can be detected by the job before the injector has verified it."""
-        return None if self.gives_notice else _difference(self.injected, self.detected)
+        return None if self.gives_notice else self._seconds("detection_seconds")
 
     @property
     def notice_seconds(self) -> float | None:
         """Of a fault that gives notice: injected -> detected, in which the job trained on and let its ranks go."""
-        return _difference(self.injected, self.detected) if self.gives_notice else None
+        return self._seconds("notice_seconds") if self.gives_notice else None
 
     @property
     def phases_seconds(self) -> dict[str, float | None]:
@@ -180,22 +198,41 @@ class MeasuredIncident:
         rejoined. Of a repair, `repair_wait` injected -> repair started is as long as the experiment says;
         `rejoin_after_repair`, the rest of `rejoin`, is what the job took.
         """
-        detect = None if self.gives_notice else _difference(self.verified, self.detected)
-        regroup = _difference(self.isolated, self.regrouped)
+        detect = None if self.gives_notice else self._seconds("detect")
+        regroup = self._seconds("regroup")
         transfer = None if regroup is None else min(self.transfer_seconds, max(0.0, regroup))
-        after_repair = _difference(self.repair_started, self.rejoined)
+        after_repair = self._seconds("rejoin_after_repair")
         return {
-            "verify": _difference(self.injected, self.verified),
+            "verify": self._seconds("verify"),
             "detect": None if detect is None else max(0.0, detect),
-            "isolate": _difference(self.detected, self.isolated),
+            "isolate": self._seconds("isolate"),
             "regroup": None if regroup is None or transfer is None else regroup - transfer,
             "transfer": transfer,
-            "first_step": None if self.violations else _difference(self.regrouped, self.committed),
-            "restore": None if self.violations else _difference(self.committed, self.restored),
-            "rejoin": _difference(self.injected, self.rejoined),
-            "repair_wait": _difference(self.injected, self.repair_started),
+            "first_step": None if self.violations else self._seconds("first_step"),
+            "restore": None if self.violations else self._seconds("restore"),
+            "rejoin": self._seconds("rejoin"),
+            "repair_wait": self._seconds("repair_wait"),
             "rejoin_after_repair": None if _is_before(self.rejoined, self.repair_started) else after_repair,
         }
+
+    @property
+    def uncertainty_seconds(self) -> dict[str, float]:
+        """The uncertainty of each figure and phase that is measured between two clocks, by name."""
+        phases = self.phases_seconds
+        found: dict[str, float] = {}
+        for name in _BETWEEN:
+            measured, value = self._measured(name), phases[name] if name in phases else getattr(self, name)
+            if measured is not None and measured.uncertainty_seconds and value is not None:
+                found[name] = measured.uncertainty_seconds
+        return found
+
+    def _measured(self, name: str) -> Measured | None:
+        start, end = _BETWEEN[name]
+        return _difference(getattr(self, start), getattr(self, end))
+
+    def _seconds(self, name: str) -> float | None:
+        measured = self._measured(name)
+        return None if measured is None else measured.seconds
 
     @property
     def is_phase_order_valid(self) -> bool:
@@ -204,7 +241,7 @@ class MeasuredIncident:
         change = () if self.regrouped is None else (self.detected, self.isolated, self.regrouped)
         chain = [self.injected, *change, self.committed, self.restored]
         times = [time for time in chain if time is not None]
-        is_ascending = all(earlier <= later for earlier, later in pairwise(times))
+        is_ascending = not any(_is_before(later, earlier) for earlier, later in pairwise(times))
         has_cause = self.regrouped is None or (self.detected is not None and self.isolated is not None)
         causes_of = (
             (self.held, self.injected),
@@ -475,9 +512,19 @@ def _are_quick(row: Sequence[CommittedStep], before_work_per_second: float) -> b
     return sum(step.work for step in row) >= RESTORED_RATIO * before_work_per_second * seconds
 
 
-def _difference(start: float | None, end: float | None) -> float | None:
-    return None if start is None or end is None else end - start
+class Measured(NamedTuple):
+    """The time between two moments, and its uncertainty: 0 where both come from one clock."""
+
+    seconds: float
+    uncertainty_seconds: float
+
+
+def _difference(start: float | None, end: float | None) -> Measured | None:
+    return None if start is None or end is None else Measured(end - start, uncertainty_between(start, end))
 
 
 def _is_before(later: float | None, earlier: float | None) -> bool:
-    return later is not None and earlier is not None and later < earlier
+    """Whether it came before the other by more than the uncertainty."""
+    if later is None or earlier is None:
+        return False
+    return later < earlier and earlier - later > uncertainty_between(later, earlier)

@@ -22,6 +22,7 @@ from harness.analysis.words import (
     when,
 )
 from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
+from mecefo_runtime.system.host import pid_of
 
 _HOW_NOTICED = {
     "supervisor": "their supervisor saw the processes exit",
@@ -134,7 +135,7 @@ class Narrator:
 
     def _tell_injected(self, event: Event, fields: Mapping[str, Any]) -> str:
         self._injected[fields.get("incident", 0)] = event
-        self._killed_pids.update(pid for process in fields.get("processes", ()) if (pid := _pid(process)))
+        self._killed_pids.update(pid for process in fields.get("processes", ()) if (pid := pid_of(process)))
         whom = _whom(fields)
         return f"{fields.get('fault')} applied to {target_text(fields.get('target'))}{': ' if whom else ''}{whom}"
 
@@ -378,11 +379,6 @@ def _whom(fields: Mapping[str, Any]) -> str:
     if not processes:
         return named
     return f"{named} ({count(processes, 'process')})" if named else count(processes, "process")
-
-
-def _pid(process: object) -> int | None:
-    pid = process.get("pid") if isinstance(process, Mapping) else process[0] if isinstance(process, list) else process
-    return pid if isinstance(pid, int) else None
 
 
 def _size(value: object) -> int:

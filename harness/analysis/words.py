@@ -91,6 +91,15 @@ def name_seconds(seconds: float | None) -> str:
     return f"{'-' if seconds < 0 else ''}{minutes} min {rest:02d} s"
 
 
+def name_uncertain(seconds: float | None, uncertainty_seconds: float | None) -> str:
+    """A duration with its uncertainty, if that is not zero: `1.24 s ± 0.04 ms`."""
+    text = name_seconds(seconds)
+    if seconds is None or not uncertainty_seconds:
+        return text
+    small = f"{uncertainty_seconds * 1000:.2g} ms"
+    return f"{text} ± {small if uncertainty_seconds < 0.0995 else name_seconds(uncertainty_seconds)}"
+
+
 def speed_text(speed: float) -> str:
     """A speed with the significant digits: `40,960`, `12.3`, `0.534`."""
     return f"{speed:,.0f}" if speed >= 100 or speed == 0 else f"{speed:.3g}"

@@ -21,6 +21,7 @@ from mecefo_runtime.job.config import JOB_FAILED, JobConfig
 from mecefo_runtime.job.rank_environment import RankEnvironment
 from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.host import this_host
 from mecefo_runtime.system.job_records import ProcessExited, ProcessStarted
 from mecefo_runtime.system.process import ProcessId
 
@@ -124,7 +125,8 @@ class NodeJob(EndingJob):
         self._has_stepped = self._has_stepped or event.kind == "step_committed"
         if event.kind == "process_started" and event.source == "supervisor" and event.job == self.name:
             rank = int(event.fields["started_rank"])
-            process = ProcessId(int(event.fields["started_pid"]), int(event.fields["start_ticks"]))
+            numbers = int(event.fields["started_pid"]), int(event.fields["start_ticks"])
+            process = ProcessId(*numbers, this_host() if event.host is None else event.host)
             self._ranks[rank] = OwnedProcess("rank", process, rank=rank, node=event.node)
 
     def on_exit(self, process: ProcessId, code: int) -> None:

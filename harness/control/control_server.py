@@ -31,11 +31,13 @@ from chaos.in_process.protocol import (
     from_agent,
     to_wire,
 )
-from harness.control.pid_namespaces import HostPids
+from harness.control.peers import Peer, Peers
 from mecefo_runtime.comm import messages
 from mecefo_runtime.comm.messages import ToSupervisor
+from mecefo_runtime.system.clocks import CLOCK_VARIABLE, this_clock
+from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.system.events import Event
-from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.process import ForeignProcess, ProcessId
 from mecefo_runtime.system.strangers import BUFFER_BYTES, HELLO_TIMEOUT_SECONDS, Strangers, read_line
 from mecefo_runtime.system.strict_json import whole
 from mecefo_runtime.system.wire import UNIX, Message, WireError, decode, encode
@@ -49,7 +51,7 @@ _FOLDER, _NAME = "control", "socket"
 _BACKLOG = 1024
 _MAX_NUMBER = 1 << 31
 # Anything that another process can do to us by what it says.
-_BREAKDOWNS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError)
+_BREAKDOWNS = (ArithmeticError, AttributeError, ForeignProcess, LookupError, RecursionError, TypeError)
 
 
 class NodeListener(Protocol):
@@ -71,7 +73,7 @@ class ControlServer:
         self._supervisors: dict[tuple[str, int], asyncio.StreamWriter] = {}
         self._open: set[asyncio.Task[None]] = set()
         self._place: _Place | None = None
-        self._host_pids = HostPids()
+        self._peers = Peers(Emitter(on_event, "conductor"))
         self.agents: AgentListener | None = None
         self.nodes: NodeListener | None = None
         # Hears of every agent first, and says which start of its rank that is, from 1.
@@ -90,6 +92,8 @@ class ControlServer:
         Raises:
             chaos.errors.EnvironmentFailure: the machine refuses.
         """
+        # A process with another clock reports it when it connects.
+        os.environ[CLOCK_VARIABLE] = this_clock()
         try:
             self._place = _Place(folder, may_be_relative=may_be_relative)
             self._server = await asyncio.start_unix_server(
@@ -101,6 +105,7 @@ class ControlServer:
 
     async def close(self) -> None:
         """Hang up on everybody, what has arrived already being read first."""
+        os.environ.pop(CLOCK_VARIABLE, None)
         if self._server is None:
             return
         self._server.close()
@@ -136,7 +141,9 @@ class ControlServer:
             hello = await self._strangers.hello(reader, HELLO_TIMEOUT_SECONDS)
             match hello["role"]:
                 case "agent":
-                    await self._serve_agent(reader, writer, hello, peer_pid)
+                    await self._serve_agent(
+                        reader, writer, hello, await self._peers.meet(hello, peer_pid, reader, writer)
+                    )
                 case "launch":
                     pid = whole(hello["pid"], _MAX_NUMBER) if peer_pid is None else peer_pid
                     await self._answer_launch(writer, pid)
@@ -144,12 +151,13 @@ class ControlServer:
                     await self.nodes.serve(str(hello["name"]), peer_pid, reader, writer)
                 case "supervisor":
                     place = str(hello["job"]), whole(hello["node"])
+                    peer = await self._peers.meet(hello, peer_pid, reader, writer)
                     self._supervisors[place] = writer
-                    await self._collect(reader, peer_pid)
+                    await self._collect(reader, peer)
                     if self._supervisors.get(place) is writer:
                         del self._supervisors[place]
                 case "events":
-                    await self._collect(reader, peer_pid)
+                    await self._collect(reader, await self._peers.meet(hello, peer_pid, reader, writer))
         except (WireError, OSError, ValueError, KeyError):
             # A process that was killed in the middle of a line, or a stranger.
             return
@@ -163,10 +171,9 @@ class ControlServer:
             self._open.discard(task)
             writer.close()
 
-    async def _collect(self, reader: asyncio.StreamReader, peer_pid: int | None) -> None:
+    async def _collect(self, reader: asyncio.StreamReader, peer: Peer) -> None:
         while line := await read_line(reader):
-            event = Event.from_json(line)
-            self._on_event(event if peer_pid is None else self._host_pids.of_event(event, peer_pid))
+            self._on_event(peer.event(Event.from_json(line)))
 
     async def _answer_launch(self, writer: asyncio.StreamWriter, pid: int) -> None:
         """The process waits for the answer, so that it is there to be looked at."""
@@ -176,7 +183,7 @@ class ControlServer:
         writer.write(b"\n")
 
     async def _serve_agent(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: Message, peer_pid: int | None
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: Message, peer: Peer
     ) -> None:
         listener = self.agents
         _check_agent(hello)
@@ -186,7 +193,7 @@ class ControlServer:
             attempt = int(hello["attempt"])
             if self.on_agent is not None:
                 with suppress(ProcessLookupError):
-                    attempt = self.on_agent(hello, ProcessId.of(int(hello["pid"]) if peer_pid is None else peer_pid))
+                    attempt = self.on_agent(hello, peer.process(hello))
             writer.write(encode(to_wire(Holds(start=self._start_of(hello, attempt)))))
             return
 
@@ -197,7 +204,7 @@ class ControlServer:
                 writer.write(encode(to_wire(message)))
 
         with suppress(ProcessLookupError):
-            process = ProcessId.of(int(hello["pid"]) if peer_pid is None else peer_pid)
+            process = peer.process(hello)
             attempt = int(hello["attempt"]) if self.on_agent is None else self.on_agent(hello, process)
             node = int(hello["node"])
             # An agent that names no rank is in its node's snapshot process.
@@ -206,7 +213,7 @@ class ControlServer:
             listener.connected(session)
             try:
                 while line := await read_line(reader):
-                    listener.on_message(session, from_agent(decode(line)))
+                    listener.on_message(session, from_agent(peer.message(decode(line))))
             finally:
                 listener.closed(session)
 

@@ -18,6 +18,7 @@ from harness.analysis.state import RunState
 from harness.judging.gate_reasons import gate_text
 from harness.judging.gates import Gate, GateError
 from harness.judging.metrics import Metric
+from mecefo_runtime.system.clocks import uncertainty_between
 from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.system.events import MAIN_JOB, Event
 from mecefo_runtime.system.job_records import Detected, JobStarted, StepCommitted, StepUnfit
@@ -132,7 +133,9 @@ class EarlyEnd:
         loop = asyncio.get_running_loop()
         for gate in self._gates:
             if gate.metric.name == metric:
-                at_seconds = since_seconds + gate.threshold + ARRIVAL_SECONDS
+                # The beginning may be later by the uncertainty of another host's clock.
+                doubt_seconds = uncertainty_between(since_seconds, loop.time())
+                at_seconds = since_seconds + doubt_seconds + gate.threshold + ARRIVAL_SECONDS
                 timer = loop.call_at(at_seconds, self._run_out, gate, since_seconds, incident)
                 self._timers.setdefault((metric, incident), []).append(timer)
 
@@ -145,7 +148,8 @@ class EarlyEnd:
             )
             self._timers.setdefault(key, []).append(again)
         elif not self._is_over:
-            value = asyncio.get_running_loop().time() - since_seconds
+            now_seconds = asyncio.get_running_loop().time()
+            value = now_seconds - since_seconds - uncertainty_between(since_seconds, now_seconds)
             step = self._state.newest_step()
             self._abort(gate, value, incident, None if step is None else step.step, is_running=True)
 
@@ -227,10 +231,12 @@ class _Reached:
                 continue
             detection = one.detection_seconds if one.ranks else None
             values = (one.recovery_seconds, one.progress_seconds, detection)
+            doubts = one.uncertainty_seconds
             for metric, value in zip(_GROWING_PHASES, values, strict=True):
                 if value is not None and (metric, one.incident) not in self._told:
                     self._told.add((metric, one.incident))
-                    found.append((metric, value, one.incident))
+                    # The least that the value can be.
+                    found.append((metric, value - doubts.get(metric, 0.0), one.incident))
                 elif value is None and metric != "detection_seconds" and (metric, one.incident) not in self._growing:
                     self._growing.add((metric, one.incident))
                     self._begun.append((metric, one.injected, one.incident))

@@ -113,6 +113,14 @@ def _margin(value: float, comparison: str, threshold: float, unit: Unit) -> str:
     return f"{apart} {side} the {'limit' if comparison in ('<', '<=', '>', '>=') else 'required value'}"
 
 
+def _within_uncertainty(
+    metric: str, aggregate: str, value: float, uncertainty: float, threshold: float, unit: Unit
+) -> str:
+    interval = f"{written(value, unit)} ± {written(uncertainty, unit)}"
+    limit = written(threshold, unit)
+    return f"{aggregate} of {metric} is {interval} by the clocks of the hosts, which includes the limit, {limit}"
+
+
 def _certain_to_fail(
     metric: str, value: float | str, unit: Unit, incident: int | None = None, still_running: bool = False
 ) -> str:
@@ -133,6 +141,11 @@ GATE_REASONS = Table(
     {
         "beyond_limit": Made(
             _beyond_limit, "{aggregate} of {metric} {period} the fault is {value}, 4.20 points above the limit"
+        ),
+        "within_uncertainty": Made(
+            _within_uncertainty,
+            "{aggregate} of {metric} is {value} ± {uncertainty} by the clocks of the hosts, which includes the limit, "
+            "{threshold}",
         ),
         "certain_to_fail": Made(_certain_to_fail, "{metric} of incident {incident} is already {value}"),
         "not_final": Made(_not_final, "the job failed before {metric} was final"),

@@ -173,9 +173,35 @@ def evaluate(gate: Gate, summary: Summary, recorded: Recorded | None = None, *, 
     is_over = summary.job_outcome == "failed" and not passed
     if why_open is not None and not is_over and not gate.is_decided_by(value):
         return gate.result(None, None, why_open, builtin=builtin)
+    if isinstance(gate.metric, Metric) and (unsure := _within_uncertainty(gate, gate.metric, summary, known)):
+        return gate.result(None, None, unsure, builtin=builtin)
     if (unobserved := _unobserved(gate.metric, summary)) and not gate.is_decided_without_a_rank(value):
         return gate.result(None, None, unobserved, builtin=builtin)
     return gate.result(value, passed, None if passed else _measured(gate, value), builtin=builtin)
+
+
+def _within_uncertainty(gate: Gate, metric: Metric, summary: Summary, known: Sequence[float]) -> Reason | None:
+    """The reason if the limit lies within the uncertainty of the value."""
+    doubts = metric.uncertainties(summary)
+    if gate.is_of_one_figure or not any(doubts):
+        return None
+    # No aggregate decreases when a value increases.
+    least, most = (
+        aggregate([value + sign * doubt for value, doubt in zip(known, doubts, strict=True)], gate.aggregate)
+        for sign in (-1, 1)
+    )
+    if not least <= gate.threshold <= most:
+        return None
+    value, doubt = (least + most) / 2, (most - least) / 2
+    return Reason(
+        "within_uncertainty",
+        metric=metric.name,
+        aggregate=gate.aggregate,
+        value=value,
+        uncertainty=doubt,
+        threshold=gate.threshold,
+        unit=metric.unit,
+    )
 
 
 def _unobserved(metric: Metric | Series, summary: Summary) -> Reason | None:

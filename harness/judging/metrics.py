@@ -75,6 +75,17 @@ class Metric:
             if incident.verified and (incident.ranks or not self.is_membership)
         ]
 
+    def uncertainties(self, summary: Summary) -> list[float]:
+        """The uncertainty of each of its `values`: above 0 where it is measured between the clocks of two hosts."""
+        if not self.is_per_incident:
+            return [0.0]
+        name = (self.path or (self.name,))[-1]
+        return [
+            incident.uncertainty_seconds.get(name) or 0.0
+            for incident in summary.incidents
+            if incident.verified and (incident.ranks or not self.is_membership)
+        ]
+
     def largest(self, summary: Summary) -> float | None:
         """Its value in `summary`, the largest of its incidents'; None when there is none or one is missing."""
         values = self.values(summary)

@@ -491,6 +491,7 @@ def _incident_summary(
         diagnosis=None if said is None else _named_cause(said),
         diagnosis_seconds=None if said is None else said.seconds,
         phases_seconds=incident.phases_seconds,
+        uncertainty_seconds=incident.uncertainty_seconds,
         phase_order_valid=incident.is_phase_order_valid,
         wall_clock_seconds=None if own is None else own.wall_clock_seconds,
         productive_seconds=None if own is None else own.productive_seconds,
@@ -518,12 +519,13 @@ def _unplanned(loss: UnplannedLoss, times: Timeline) -> UnplannedLossSummary:
         at_seconds=loss.since - times.started_seconds,
         how=loss.how,
         exit_codes=loss.exit_codes,
-        detection_seconds=loss.detected - loss.since,
-        recovery_seconds=None if loss.recovered is None else loss.recovered - loss.since,
+        detection_seconds=loss.detection_seconds,
+        recovery_seconds=loss.recovery_seconds,
         rejoined=loss.rejoined is not None,
         mixed_with=loss.mixed_with,
         pids=loss.pids,
         attempts=loss.attempts,
+        uncertainty_seconds=loss.uncertainty_seconds,
     )
 
 

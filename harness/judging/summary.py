@@ -22,6 +22,8 @@ from mecefo_runtime.system.reason import Reason, reason_of
 _ValueT = TypeVar("_ValueT")
 Seconds = Mapping[str, float | None]
 """By phase (see `MeasuredIncident.phases_seconds`), or by cause (see `accounting.BADPUT_CAUSES`)."""
+LEFT_OUT_IF_EMPTY = {"is_left_out_if_empty": True}
+"""Metadata of a field that few runs have: it is written only where it is not empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ class IncidentSummary:
     `recovery_steps` is the recovery as a multiple of the median step before the first fault, the usual step.
     `violations` are codes (`harness.analysis.violations.CODES`) of what the job did wrong to the end of the run and
     this incident answers for: it trained on, `continued_seconds` after the fault, and has not recovered.
+    `uncertainty_seconds` has the uncertainty of each figure and phase that is measured between two clocks, by name.
     `state_restored` is the one of the run's `state_restores` that it led to, `at_seconds` counted from the job's start.
     """
 
@@ -120,6 +123,7 @@ class IncidentSummary:
     diagnosis: NamedCause | None = None
     diagnosis_seconds: float | None = None
     phases_seconds: Seconds = field(default_factory=dict)
+    uncertainty_seconds: Seconds = field(default_factory=dict, metadata=LEFT_OUT_IF_EMPTY)
     phase_order_valid: bool = True
     wall_clock_seconds: float | None = None
     productive_seconds: float | None = None
@@ -196,6 +200,7 @@ class UnplannedLossSummary:
     mixed_with: tuple[int, ...] = ()
     pids: tuple[int, ...] = ()
     attempts: tuple[int, ...] = ()
+    uncertainty_seconds: Seconds = field(default_factory=dict, metadata=LEFT_OUT_IF_EMPTY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,7 +355,8 @@ def _reasons(raw: Any) -> tuple[Reason, ...]:
 
 
 def _object(value: Any) -> dict[str, Any]:
-    return {one.name: _plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
+    known = ((one, getattr(value, one.name)) for one in dataclasses.fields(value))
+    return {one.name: _plain(part) for one, part in known if part or one.metadata != LEFT_OUT_IF_EMPTY}
 
 
 def _plain(value: Any) -> Any:

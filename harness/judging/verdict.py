@@ -25,6 +25,7 @@ from harness.judging.undecided import why_undecided
 from harness.judging.unfinished_repairs import unfinished_repairs
 from harness.judging.verdict_reasons import verdict_text
 from mecefo_runtime.system.events import MAIN_JOB
+from mecefo_runtime.system.host import pid_of
 from mecefo_runtime.system.job_records import JobFailed, ProcessStarted, RankFinished
 from mecefo_runtime.system.reason import Reason, reason_of
 from mecefo_runtime.system.run_records import (
@@ -218,7 +219,7 @@ def _launcher_ended_by(state: RunState, failed: JobFailed) -> dict[str, object] 
         return None
     own = {one.started_pid for one in state.of(ProcessStarted) if one.role == "launcher"} - {None}
     for one in state.of(Injected):
-        pids = {process.get("pid") for process in one.processes if isinstance(process, Mapping)}
+        pids = {pid_of(process) for process in one.processes if isinstance(process, Mapping)}
         if one.monotonic_seconds <= failed.monotonic_seconds and own & pids:
             return {"incident": one.incident, "fault": one.fault, "target": one.target}
     return None
@@ -235,11 +236,11 @@ def _stopped_by_others(state: RunState, failed: JobFailed) -> Iterable[Reason]:
     before = failed.monotonic_seconds
     undone = {one.incident for one in state.of(Undone) if one.monotonic_seconds <= before}
     active = (one for one in state.of(Injected) if one.monotonic_seconds <= before and one.incident not in undone)
-    ours = {process.get("pid") for one in active for process in one.processes if isinstance(process, Mapping)}
+    ours = {pid_of(process) for one in active for process in one.processes if isinstance(process, Mapping)}
     stopped = [
         {key: one.get(key) for key in ("role", "rank", "node") if one.get(key) is not None}
         for one in failed.stopped
-        if isinstance(one, Mapping) and one.get("pid") not in ours
+        if isinstance(one, Mapping) and pid_of(one) not in ours
     ]
     if stopped:
         yield Reason("stopped_by_signal", processes=stopped)

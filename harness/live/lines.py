@@ -18,7 +18,7 @@ from harness.analysis.narrator import Narrator
 from harness.analysis.state import RunState
 from harness.analysis.steps import step_under_way
 from harness.analysis.violations import is_judged_later
-from harness.analysis.words import count, name_seconds, one_line, speed_text, target_text
+from harness.analysis.words import count, name_uncertain, one_line, speed_text, target_text
 from harness.live.progress import JobProgress, RunProgress
 from mecefo_runtime.system.events import MAIN_JOB, Event
 from mecefo_runtime.system.job_records import AttemptStarted
@@ -194,17 +194,20 @@ def recovery_sentence(incident: MeasuredIncident) -> str:
 
     Of some faults a step shows only that training continued: whether the job recovers is known at its end.
     """
+    doubts = incident.uncertainty_seconds
+    recovery = name_uncertain(incident.recovery_seconds, doubts.get("recovery_seconds"))
     if incident.goes_on and incident.is_in_force:
         return (
             f"training continues under {one_line(incident.fault)} on {target_text(incident.target)} after "
-            f"{name_seconds(incident.recovery_seconds)} (first step begun under it committed)"
+            f"{recovery} (first step begun under it committed)"
         )
     if is_judged_later(incident):
         return (
             f"training continued after {one_line(incident.fault)} on {target_text(incident.target)}, "
-            f"{name_seconds(incident.continued_seconds)} after it (first step begun after it committed)"
+            f"{name_uncertain(incident.continued_seconds, doubts.get('continued_seconds'))} after it "
+            "(first step begun after it committed)"
         )
     return (
         f"recovered from {one_line(incident.fault)} on {target_text(incident.target)} in "
-        f"{name_seconds(incident.recovery_seconds)} (first step begun after it committed)"
+        f"{recovery} (first step begun after it committed)"
     )

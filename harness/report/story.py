@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.analysis.narrator import Narrator
 from harness.analysis.steps import step_under_way
-from harness.analysis.words import count, name_seconds, one_line, speed_text, target_text
+from harness.analysis.words import count, name_seconds, name_uncertain, one_line, speed_text, target_text
 from harness.judging.facts import unplanned_words
 from harness.judging.summary import IncidentSummary, Summary
 from harness.report import wording
@@ -173,12 +173,15 @@ def _fault(incident: IncidentSummary) -> Iterator[str]:
         return
     noticed, recovery = incident.detection_seconds, wording.recovery_seconds(incident)
     sentence = f"{fault} hit {target}{at}"
-    said = [f"detected it after {name_seconds(noticed)}"] if noticed is not None else []
+    doubts = incident.uncertainty_seconds
+    detection = name_uncertain(noticed, doubts.get("detection_seconds"))
+    said = [f"detected it after {detection}"] if noticed is not None else []
     since = "the fault"
     if incident.notice_seconds is not None:
         said, since = [f"released its ranks {name_seconds(incident.notice_seconds)} after the notice"], "that"
     if recovery is not None:
-        said.append(f"committed its next step {name_seconds(recovery)} after {since}")
+        took = name_uncertain(recovery, doubts.get("recovery_seconds"))
+        said.append(f"committed its next step {took} after {since}")
     if said:
         sentence += f"; the job {' and '.join(said)}"
     yield one_line(f"{sentence}.")

@@ -12,6 +12,7 @@ from harness.analysis.words import (
     name_numbers,
     name_ranks,
     name_seconds,
+    name_uncertain,
     one_line,
     speed_text,
     target_text,
@@ -289,7 +290,8 @@ def recovery_text(incident: IncidentSummary) -> str | None:
     if seconds is None:
         return None
     usual = usual_steps(steps)
-    return f"{name_seconds(seconds)}{f' ({usual})' if usual else ''}"
+    doubt = incident.uncertainty_seconds.get("recovery_seconds")
+    return f"{name_uncertain(seconds, doubt)}{f' ({usual})' if usual else ''}"
 
 
 def usual_steps(steps: float | None) -> str:

@@ -41,8 +41,10 @@ from harness.run.overlaps import Overlaps
 from harness.run.restarts import Restarts
 from harness.run.twin import Twin
 from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.system.clocks import this_clock
 from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
+from mecefo_runtime.system.host import this_host
 from mecefo_runtime.system.job_records import JobFailed, Regrouped, Restarting, StepCommitted
 from mecefo_runtime.system.run_records import (
     Halted,
@@ -178,6 +180,8 @@ class Conductor:
                     "platform": platform.platform(),
                     "python": platform.python_version(),
                 },
+                own_host=tuple(this_host().to_json()),
+                own_clock=this_clock(),
             )
         )
         self._emitter.emit(

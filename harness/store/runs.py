@@ -30,6 +30,7 @@ from harness.store.agreement import contradictions_of_files, contradictions_of_s
 from harness.store.doubt_reasons import doubt_text
 from harness.store.log import BREAKDOWNS
 from mecefo_runtime.system.events import MAIN_JOB, Event
+from mecefo_runtime.system.host import this_host
 from mecefo_runtime.system.reason import Reason
 from mecefo_runtime.system.strict_json import MAX_WHOLE, loads
 
@@ -359,7 +360,7 @@ def _read_log(path: Path) -> _Log:
         return _Log(has_damage=True)
     steps = [e.step for e in tail if e.kind == "step_committed" and e.job == MAIN_JOB and isinstance(e.step, int)]
     last = next((event for event in reversed(tail) if event.kind == "run_ended"), None)
-    state = RUNNING if _is_alive(first.pid, first.time_seconds) else CUT_OFF
+    state = RUNNING if _is_of_here(first) and _is_alive(first.pid, first.time_seconds) else CUT_OFF
     try:
         started = datetime.fromtimestamp(first.time_seconds, UTC)
         experiment = first.fields.get("experiment")
@@ -384,6 +385,12 @@ def _event(line: bytes) -> Event | None:
         return Event.from_json(line)
     except ValueError:
         return None
+
+
+def _is_of_here(first: Event) -> bool:
+    """Whether the first event of a run was written on this host since this boot; assumed for older logs."""
+    own_host = first.fields.get("own_host")
+    return own_host is None or own_host == this_host().to_json()
 
 
 def _is_alive(pid: int, since_seconds: float) -> bool:

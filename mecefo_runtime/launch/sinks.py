@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 from mecefo_runtime.system.events import Event, SocketSink
-from mecefo_runtime.system.wire import connect, encode, limit_send_time
+from mecefo_runtime.system.wire import connect, greet, limit_send_time
 
 CONNECT_TIMEOUT_SECONDS = 5.0
 
@@ -16,9 +16,9 @@ def connect_sink(address: str) -> Callable[[Event], None]:
     if not address:
         return _print_event
     sock = connect(address, CONNECT_TIMEOUT_SECONDS)
+    greet(sock, {"role": "events"})
     sock.settimeout(None)
     limit_send_time(sock)
-    sock.sendall(encode({"role": "events"}))
     return SocketSink(sock)
 
 

@@ -58,7 +58,7 @@ class Supervisor:
         self._hello = {"token": environment.token, **to_wire(SupervisorHello(node))}
         self._job_name = environment.name
         role = {"role": "supervisor", "job": self._job_name, "node": node}
-        self._orders = Connection.open(environment.events, role, CONNECT_TIMEOUT_SECONDS)
+        self._orders = Connection.open(environment.events, role, CONNECT_TIMEOUT_SECONDS, is_of_run=True)
         self._coordinator: Connection | None = None
         self._is_leaving = False
         self._emitter = Emitter(

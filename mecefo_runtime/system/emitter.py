@@ -6,7 +6,8 @@ import os
 import time
 from collections.abc import Callable
 
-from mecefo_runtime.system.events import MAIN_JOB, Event
+from mecefo_runtime.system.clocks import Moment
+from mecefo_runtime.system.events import MAIN_JOB, Event, Origin
 from mecefo_runtime.system.record import Record
 
 
@@ -43,7 +44,11 @@ class Emitter:
         now = time.monotonic()
         happened = now if monotonic_seconds is None else monotonic_seconds
         seconds, fields = time.time() - (now - happened), record.to_fields()
-        origin = os.getpid(), self._attempt, self._job, self._rank, self._node
-        event = Event(record.KIND, self._source, seconds, happened, *origin, step, fields)
+        emitter = os.getpid(), self._attempt, self._job, self._rank, self._node
+        origin = None
+        # Rare, and checked for every event: `in` and `map` run in C.
+        if type(happened) is Moment or Moment in map(type, fields.values()):
+            origin = Origin.of_repeated({"monotonic": happened, **fields})
+        event = Event(record.KIND, self._source, seconds, happened, *emitter, step, fields, origin)
         self._sink(event)
         return event

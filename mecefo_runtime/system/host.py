@@ -1,4 +1,4 @@
-"""Which host this is, and since which start of its kernel: what a pid and a monotonic time are valid in."""
+"""Hosts and their boots: the scope in which a pid and a monotonic time are valid."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ _MAX_CHARACTERS = 256
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One host from one start of its kernel to the next: a pid, and a monotonic time, mean something only within it.
+    """One boot of one host: pids and monotonic times are valid only within it.
 
     `boot` is the kernel's random boot id, so that two machines with one `name` are two hosts.
     """
@@ -55,13 +55,49 @@ class Host:
         return cls(name, boot)
 
 
+class ForeignPid(int):
+    """A pid of another host than the run's. It equals no pid of any other host, whatever the number."""
+
+    host: Host
+
+    def __new__(cls, number: int, host: Host) -> ForeignPid:
+        """`number` is the pid on `host`."""
+        pid = super().__new__(cls, number)
+        pid.host = host
+        return pid
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ForeignPid) and int(self) == int(other) and self.host == other.host
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((int(self), self.host))
+
+    def __reduce__(self) -> tuple[type[ForeignPid], tuple[int, Host]]:
+        return ForeignPid, (int(self), self.host)
+
+
+def pid_of(told: object) -> int | None:
+    """The pid in the log's form of a process: a number, a list, or a mapping with `pid` and, if foreign, `host`."""
+    number = told.get("pid") if isinstance(told, Mapping) else told[0] if isinstance(told, list) and told else told
+    if not isinstance(number, int):
+        return None
+    host = told.get("host") if isinstance(told, Mapping) else None
+    try:
+        return number if host is None else ForeignPid(number, Host.from_json(host))
+    except ValueError:
+        return number
+
+
 UNKNOWN_HOST = Host("", "")
-"""The host of what an earlier version wrote down without one; never this host."""
+"""The host of a process that was stored without one by an earlier version; never equal to this host."""
 
 
 @functools.cache
 def this_host() -> Host:
-    """The host on which this process runs; its boot is empty where the kernel does not tell (a sandbox)."""
+    """The host on which this process runs; its boot is empty where the kernel has no boot id (some sandboxes)."""
     try:
         boot = _BOOT_ID.read_text(encoding="utf-8").strip()
     except OSError:
@@ -71,9 +107,9 @@ def this_host() -> Host:
 
 @functools.cache
 def machine_digest() -> str:
-    """A text that all boots of this machine share and no other machine has; empty where the system keeps no such id.
+    """An id of this machine that all its boots share; empty on a system without /etc/machine-id.
 
-    A digest, because machine-id(5) itself should not be shown to others.
+    It is a digest, because machine-id(5) itself must be kept confidential.
     """
     try:
         text = _MACHINE_ID.read_text(encoding="ascii").strip()

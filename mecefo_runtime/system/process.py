@@ -36,9 +36,9 @@ _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 
 
 class ForeignProcess(RuntimeError):
-    """A process of another host, or of an earlier boot of this one, was to be looked at or acted on from here.
+    """A look at, or an act on, a process of another host or of an earlier boot of this host (`code`).
 
-    `code` says which: what has its number here is another process.
+    The process that has its pid here is another one.
     """
 
     def __init__(self, process: ProcessId) -> None:
@@ -54,8 +54,7 @@ class ForeignProcess(RuntimeError):
 class ProcessId:
     """One process and no other: a recycled pid has another start time (clock ticks since boot).
 
-    Both are numbers of its `host`. Elsewhere it can be named and compared, and every look or act raises
-    ForeignProcess.
+    Both numbers are valid on its `host` only. On another host, each look at it or act on it raises ForeignProcess.
     """
 
     pid: int
@@ -81,7 +80,7 @@ class ProcessId:
 
     @property
     def local_pid(self) -> int:
-        """Its pid, for a look or an act on this host; `pid` is for display and for what is written down.
+        """Its pid, to look at it or act on it; `pid` itself is for display and storage.
 
         Raises:
             ForeignProcess: it is a process of another host or boot.

@@ -20,6 +20,7 @@ from typing import (
 )
 
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.host import ForeignPid
 from mecefo_runtime.system.strict_json import MAX_WHOLE
 
 T = TypeVar("T")
@@ -214,13 +215,15 @@ def _number(value: Any) -> float:
     """A number; of one that JSON cannot tell, NaN or an infinity, it is read as that."""
     if not isinstance(value, int | float):
         raise TypeError(value)
-    return float(value)
+    # A time of another clock says how uncertain it is.
+    return value if isinstance(value, float) else float(value)
 
 
 def _whole(value: Any) -> int:
     if not isinstance(value, int | float) or not math.isfinite(value) or abs(value) > MAX_WHOLE:
         raise TypeError(value)
-    return int(value)
+    # A pid of another host says of which.
+    return value if isinstance(value, ForeignPid) else int(value)
 
 
 def _listed(value: Any) -> Any:

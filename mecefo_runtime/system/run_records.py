@@ -11,7 +11,11 @@ from mecefo_runtime.system.record import Record, called, omitted_if, read_values
 
 
 class RunStarted(Record, kind="run_started"):
-    """The run begins; `experiment` is the whole experiment."""
+    """The run begins; `experiment` is the whole experiment.
+
+    `own_host` (name and boot id) and `own_clock` are those of the process that records the run, and of every event
+    without a host or clock.
+    """
 
     experiment: Any = None
     experiment_hash: str | None = None
@@ -19,6 +23,23 @@ class RunStarted(Record, kind="run_started"):
     gates: Any = None
     dilation_ratio: float | None = None
     machine: Any = None
+    own_host: tuple[str, ...] | None = None
+    own_clock: str | None = None
+
+
+class ClockSampled(Record, kind="clock_sampled"):
+    """A process with another clock than the run's has connected; `offset_seconds` are added to its times.
+
+    Their error is at most `uncertainty_seconds`, plus `drift_ratio` of the time since the sample. `other_host` is a
+    name and a boot id, None for a clock of the run's host.
+    """
+
+    other_clock: str = ""
+    other_host: tuple[str, ...] | None = None
+    offset_seconds: float = 0.0
+    uncertainty_seconds: float = 0.0
+    drift_ratio: float = 0.0
+    num_samples: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ import threading
 import time
 from typing import Any
 
+from mecefo_runtime.system.clocks import greeting
+from mecefo_runtime.system.process import ProcessId
 from mecefo_runtime.system.strict_json import loads
 
 Message = dict[str, Any]
@@ -25,6 +27,8 @@ MAX_HELLO_BYTES = 1 << 16
 SEND_TIMEOUT_SECONDS = 5.0
 # A peer that acknowledges nothing for so long is gone, or its link is: the kernel would go on for a quarter of an hour.
 ACKNOWLEDGE_SECONDS = 2.0
+# Sent by the collector of a run to a process with another clock (`greet`): a question for its time, and the end.
+CLOCK_ASKED, CLOCK_KNOWN = b"?\n", b".\n"
 UNIX = "unix:"
 LOOPBACK = "127.0.0.1"
 
@@ -124,15 +128,22 @@ class Connection:
         self._lock = threading.Lock()
 
     @classmethod
-    def open(cls, address: str, hello: Message, timeout_seconds: float) -> Connection:
-        """Connect and send `hello`.
+    def open(cls, address: str, hello: Message, timeout_seconds: float, *, is_of_run: bool = False) -> Connection:
+        """Connect and send `hello`; `is_of_run`: the peer is the collector of a run, see `greet`.
 
         Raises:
             OSError: nobody answers within the time.
         """
         sock = connect(address, timeout_seconds)
+        if is_of_run:
+            try:
+                greet(sock, hello)
+            except OSError:
+                sock.close()
+                raise
         connection = cls(sock)
-        connection.send(hello)
+        if not is_of_run:
+            connection.send(hello)
         sock.settimeout(None)
         limit_send_time(sock)
         return connection
@@ -264,6 +275,28 @@ class Connection:
             return
         finally:
             self._socket.close()
+
+
+def greet(sock: socket.socket, hello: Message) -> None:
+    """Send `hello` to the collector of a run; if this process has another clock, answer the questions for its time.
+
+    Raises:
+        OSError: the collector is gone, or breaks the protocol.
+    """
+    more = greeting(os.environ)
+    if more:
+        more["start_ticks"] = ProcessId.of(os.getpid()).start_ticks
+    sock.sendall(encode({**hello, **more}))
+    while more:
+        # No byte more: what follows the last of them is not for this function.
+        asked = b""
+        while len(asked) < len(CLOCK_ASKED) and (part := sock.recv(len(CLOCK_ASKED) - len(asked))):
+            asked += part
+        if asked == CLOCK_KNOWN:
+            return
+        if asked != CLOCK_ASKED:
+            raise WireError("the collector does not ask for the time")
+        sock.sendall(f"{time.monotonic():.9f}\n".encode())
 
 
 def limit_send_time(sock: socket.socket) -> None:

@@ -1,7 +1,9 @@
 """Somebody else's job under `chaos run FAULT -- COMMAND`: what the launcher does about the fault, told and judged."""
 
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import time
 from itertools import pairwise
@@ -242,3 +244,22 @@ def test_a_process_of_the_same_number_from_another_run_is_not_ours(tmp_path):
         two.process.send_signal(signal.SIGINT)
         assert two.wait() == 2
         assert ProcessId(of_one.fields["started_pid"], of_one.fields["start_ticks"]).is_running()
+
+
+UNSHARE = ("unshare", "--time", "--monotonic", "300", "--boottime", "300")
+
+
+def test_a_job_with_another_clock_has_the_same_figures_with_their_uncertainty(tmp_path):
+    if shutil.which("unshare") is None or subprocess.run([*UNSHARE, "true"], capture_output=True).returncode:
+        pytest.skip("this user may not make time namespaces here")
+    command = (*UNSHARE, *again_and_again(sys.executable, TRAINING, "30", str(tmp_path / "checkpoint.pt")))
+    run = run_chaos(tmp_path, "kill-process", "--at", "step=8", command=command)
+    assert (run.exit_code, run.summary["verdict"]) == (0, "pass")
+    (incident,) = run.summary["incidents"]
+    assert incident["recovered"] and 0.0 < incident["uncertainty_seconds"]["recovery_seconds"] < 1.0
+    assert incident["phase_order_valid"] and run.summary["wall_clock_seconds"] < 250.0
+    assert run.of("clock_sampled")[0].fields["offset_seconds"] == pytest.approx(-300.0, abs=1.0)
+    begin, end = (run.of(kind)[0].monotonic_seconds for kind in ("run_started", "run_ended"))
+    steps = run.of("step_committed")
+    assert all(begin < step.fields["began_monotonic"] < step.monotonic_seconds < end for step in steps)
+    assert {round(step.origin.raw["monotonic"] - step.monotonic_seconds) for step in steps} == {300}

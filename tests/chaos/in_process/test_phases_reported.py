@@ -29,7 +29,7 @@ def reports(announced):
     """The messages of an agent that announces these (step, phase)."""
     connection = FakeConnection()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(agents.Connection, "open", lambda *_: connection)
+        patch.setattr(agents.Connection, "open", lambda *_, **__: connection)
         patch.setattr(Agent, "_start_reader", lambda *_: None)
         agent = Agent("address", rank=0, node=0, attempt=1)
         for step, phase in announced:
