@@ -19,12 +19,9 @@ from chaos.errors import ChaosError, EffectNotSeen, HealError, InjectionError
 from chaos.faults.base import Act, Emit, Fault, FaultContext
 from chaos.faults.endings import Endings, Recognised
 from chaos.in_process.protocol import AgentSession, At, Came, FromAgent, Hold, Holds, Place, Release, SnapshotsOf
+from chaos.injection.active import ActiveRanks, Armed, Exclusive, UndoOrder, last_of
 from chaos.injection.agent_sessions import AgentSessions
-from chaos.injection.armed import Armed, last_of
-from chaos.injection.caps import ActiveRanks
-from chaos.injection.exclusive import Exclusive
 from chaos.injection.never_fired import has_passed, unfired, why_never_fired
-from chaos.injection.order import UndoOrder
 from chaos.language.trigger import Duration
 from chaos.plan.incident import Incident
 from chaos.refusals import refusal_text

@@ -22,8 +22,8 @@ from chaos.faults.base import Fault, FaultContext
 from chaos.faults.watch import Watch
 from chaos.host.inherited import why
 from chaos.host.run_files import EVENTS_FILE, LOGS_FOLDER
+from chaos.injection.active import may_fire
 from chaos.injection.agent_sessions import AgentSessions
-from chaos.injection.caps import may_fire
 from chaos.injection.injector import Injector
 from chaos.plan.incident import Incident
 from chaos.undo.guard import Guard

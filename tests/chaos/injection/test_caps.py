@@ -2,7 +2,7 @@
 
 import pytest
 
-from chaos.injection.caps import ActiveRanks, may_fire
+from chaos.injection.active import ActiveRanks, may_fire
 from chaos.language.target import ResolvedTarget
 from chaos.language.trigger import Trigger
 from chaos.plan.incident import Incident

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-import chaos.injection.exclusive
-from chaos.injection.exclusive import Exclusive
+import chaos.injection.active
+from chaos.injection.active import Exclusive
 from chaos.language.target import ResolvedTarget
 from chaos.language.trigger import Trigger
 from chaos.plan.incident import Incident
@@ -24,7 +24,7 @@ def incident(number, **target):
 
 @pytest.fixture
 def briefly(monkeypatch):
-    monkeypatch.setattr(chaos.injection.exclusive, "UNDO_SECONDS", 0.01)
+    monkeypatch.setattr(chaos.injection.active, "UNDO_SECONDS", 0.01)
 
 
 def test_the_second_on_a_rank_is_refused_with_the_first_named(briefly):

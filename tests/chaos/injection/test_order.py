@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from chaos.faults import registry
-from chaos.injection.order import UndoOrder
+from chaos.injection.active import UndoOrder
 
 pytestmark = pytest.mark.unit
 
