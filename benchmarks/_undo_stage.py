@@ -28,12 +28,13 @@ from chaos.host.process_table import thread_names
 from chaos.host.run_processes import processes_of
 from chaos.in_process.hang import WITNESS_NAME
 from chaos.injection.agent_sessions import AgentSessions
+from chaos.injection.executor import HostExecutor
 from chaos.injection.injector import Injector
+from chaos.injection.joint_act import Hosts
 from chaos.language.target import ResolvedTarget
 from chaos.language.trigger import Duration, Trigger
 from chaos.plan.incident import Incident
 from chaos.undo import run_registry
-from chaos.undo.guard import Guard
 from chaos.undo.heal import heal
 from chaos.undo.ledger import Ledger, read_ledger
 from chaos.undo.run_registry import OpenRun
@@ -211,10 +212,10 @@ async def _inject(stage: Stage, kind: str, point: str, has_watchdog: bool, kills
     fault = registry()[kind]
     # What can be seen here at all is seen soon: there is no job whose steps would have to be waited for.
     fault.verify_timeout_seconds = min(fault.verify_timeout_seconds, _VERIFY_TIMEOUT_SECONDS)
-    guard = Guard(stage.folder, stage.folder, on_lapse=print, on_loss=print, lease_seconds=3.0)
-    guard.open(has_watchdog=has_watchdog)
-    await guard.ready()
-    (stage.folder / _RUN_FILE).write_text(guard.run.to_json())
+    executor = HostExecutor(registry(), stage.folder, stage.folder, on_lapse=print, on_loss=print, lease_seconds=3.0)
+    executor.open(has_watchdog=has_watchdog)
+    await executor.ready()
+    (stage.folder / _RUN_FILE).write_text(executor.run.to_json())
     sessions = AgentSessions()
     context = FaultContext(_Processes(stage.owned()), sessions, Watch(), stage.folder, stage.checkpoints)
     is_node, is_checkpoint = fault.scope == "node", str(fault.scope) == "checkpoint"
@@ -234,8 +235,10 @@ async def _inject(stage: Stage, kind: str, point: str, has_watchdog: bool, kills
     def note(record: Record, **_: Any) -> None:
         seen.append(record.KIND)
 
-    injector = Injector([incident], registry(), frozenset({0}), context, sessions, guard.ledger, note)
-    _die_at(point, fault, guard if kills_watchdog else None)
+    executor.attend(context)
+    hosts = Hosts([executor])
+    injector = Injector([incident], registry(), frozenset({0}), context.watch, sessions, hosts, note)
+    _die_at(point, fault, executor if kills_watchdog else None)
     control = ControlServer(injector.on_event)
     control.agents = injector
     await control.open()
@@ -245,18 +248,18 @@ async def _inject(stage: Stage, kind: str, point: str, has_watchdog: bool, kills
         await asyncio.sleep(0.01)
     await injector.finish()
     await control.close()
-    await guard.close(registry())
+    await executor.close()
 
 
-def _die_at(point: str, fault: type[Fault[Any]], guard: Guard | None) -> None:
-    """Have this process end itself at `point`; where a guard is given, its watchdog first."""
+def _die_at(point: str, fault: type[Fault[Any]], executor: HostExecutor | None) -> None:
+    """Have this process end itself at `point`; where an executor is given, its watchdog first."""
 
     def reach(name: str) -> None:
         if name != point:
             return
-        if guard is not None and guard.run.watchdog is not None:
-            guard.run.watchdog.signal(signal.SIGKILL)
-            while guard.run.is_watched():
+        if executor is not None and executor.run.watchdog is not None:
+            executor.run.watchdog.signal(signal.SIGKILL)
+            while executor.run.is_watched():
                 time.sleep(_POLL_SECONDS)
         os.kill(os.getpid(), signal.SIGKILL)
 

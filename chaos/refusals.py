@@ -312,6 +312,20 @@ REFUSALS = Table(
         "ended_before_effect": "{place} ended before the effect began",
         "refused_inside": "{place}: {reason}",
         "run_ended_before_verified": "the run ended before its effect was verified",
+        "ended_before_verified": "it was ended before its effect was verified",
+        "not_started_by_run": "{process} was not started by this run",
+        "not_connected": "{what} is not connected to this executor",
+        "host_silent": "{host}: {loss}",
+        "no_host_of_target": "no host of the run has a part of {target}",
+        "no_job_on_host": "no job runs on {host} on which a fault could act",
+        "fault_not_installed": "no fault {fault} is installed on {host}",
+        "out_of_order": "incident {incident} is {state} on {host}: it is too early or too late for the order {order}",
+        "executor_closed": "the executor of {host} takes no more orders",
+        "order_differs": "order {order} came before, with another content",
+        "order_too_old": "order {order} is too old: its answer is not kept",
+        "order_cancelled": "order {order} was cancelled",
+        "answer_too_long": "the answer has {bytes} bytes, more than {limit}",
+        "fault_broke_down": "the fault broke down: {error}",
         "not_in_network": (
             "rank {rank} (pid {pid}) is not in the network made for it, so faults cannot reach it. A rank moves "
             "there as its Python starts, and must have RANK in its environment by then, as torchrun sets it"

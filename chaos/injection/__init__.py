@@ -1,4 +1,4 @@
-"""The injector: holds the target at its trigger, applies, verifies, releases and undoes.
+"""The injector decides which fault acts, when, on which target and for how long; the executor of a host acts there.
 
-It knows faults by their interface only, never by kind.
+They know faults by their interface only, never by kind.
 """

@@ -1,32 +1,32 @@
-"""The injector: holds the target at its trigger, injects, verifies, releases and undoes.
+"""The injector: decides which fault acts, when, on which target and for how long; holds and releases the ranks.
 
-The order of acts is a contract: resolve the target; check that it is ours; write and sync the undo record; apply;
-verify; emit; release; at the end of the lifetime undo, verify the undo, close the record. Where the effect shows only
-in ranks that continue, they are released before it is verified.
+The executors of the hosts act (see `executor`). The order of acts is a contract: resolve the target; check that it
+belongs to the run; write and sync the undo record; apply; verify; emit; release; at the end of the lifetime undo,
+verify the undo, close the record. Where the effect shows only in ranks that continue, they are released first.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from chaos.errors import ChaosError, EffectNotSeen, HealError, InjectionError
-from chaos.faults.base import Act, Emit, Fault, FaultContext
-from chaos.faults.endings import Endings, Recognised
+from chaos.errors import ChaosError, InjectionError
+from chaos.faults.base import Emit, Fault
+from chaos.faults.watch import Watch
 from chaos.in_process.protocol import AgentSession, At, Came, FromAgent, Hold, Holds, Place, Release, SnapshotsOf
 from chaos.injection.active import ActiveRanks, Armed, Exclusive, UndoOrder, last_of
 from chaos.injection.agent_sessions import AgentSessions
+from chaos.injection.joint_act import Hosts, JointAct, JointApplied
 from chaos.injection.never_fired import has_passed, unfired, why_never_fired
+from chaos.injection.orders import reason_of_error
 from chaos.language.trigger import Duration
 from chaos.plan.incident import Incident
 from chaos.refusals import refusal_text
-from chaos.undo.bounds import changed_paths
-from chaos.undo.ledger import Ledger
+from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.reason import Reason
 from mecefo_runtime.system.run_records import (
@@ -49,14 +49,14 @@ R = TypeVar("R", bound=WithReason)
 # Ranks of one target may wait for each other in the pipeline: those that have not come to their hold this long after
 # the first one did are waiting for a held one.
 HOLD_GRACE_SECONDS = 1.0
-# What was about to be seen when the job ended is waited for this long.
-LAST_WORDS_SECONDS = 0.5
 
 
 class Injector:
     """Fires the incidents of one run, each once, whatever restarts.
 
-    `may_fire` says why an incident must not fire while faults are active on the ranks that it is given.
+    `watch` follows the job, `hosts` are where faults act. `cluster` is needed for triggers at an encoding, `is_command`
+    is set for an external job. `may_fire` gives the reason why an incident must not fire while faults are active on the
+    given ranks.
     """
 
     def __init__(
@@ -64,20 +64,25 @@ class Injector:
         incidents: Sequence[Incident],
         faults: Mapping[str, type[Fault[Any]]],
         all_ranks: frozenset[int],
-        context: FaultContext,
+        watch: Watch,
         sessions: AgentSessions,
-        ledger: Ledger,
+        hosts: Hosts,
         emit: Emit,
         seed: int = 0,
         may_fire: Callable[[frozenset[int], Incident], Reason | None] | None = None,
+        *,
+        cluster: Cluster | None = None,
+        is_command: bool = False,
     ) -> None:
         self._may_fire = may_fire
         self._affected = ActiveRanks()
         self._exclusive = Exclusive()
         self._order = UndoOrder()
-        self._context = context
+        self._watch = watch
         self._sessions = sessions
-        self._ledger = ledger
+        self._hosts = hosts
+        self._order_numbers = itertools.count(1)
+        self._is_command = is_command
         self._emit = emit
         self._faults = faults
         self._seed = seed
@@ -85,7 +90,7 @@ class Injector:
         self._over = asyncio.Event()
         self._armed: list[Armed] = []
         for incident in incidents:
-            self._armed.append(Armed(incident, self._fault(incident), *_witnesses(incident, all_ranks, context)))
+            self._armed.append(Armed(incident, self._fault(incident), *_witnesses(incident, all_ranks, cluster)))
         # Those whose step is yet to be committed, the next one last.
         self._ahead = sorted(
             (armed for armed in self._armed if armed.incident.trigger.step is not None),
@@ -102,9 +107,11 @@ class Injector:
 
     def on_event(self, event: Event) -> None:
         """Follow an event of the job."""
-        self._context.watch.feed(event)
+        self._watch.feed(event)
+        for executor in self._hosts.executors:
+            executor.on_event(event)
         self._affected.on_event(event)
-        while self._ahead and (self._ahead[-1].incident.trigger.step or 0) <= self._context.watch.last_step:
+        while self._ahead and (self._ahead[-1].incident.trigger.step or 0) <= self._watch.last_step:
             armed = self._ahead.pop()
             armed.was_present = any(self._sessions.has(place) for place in armed.witnesses)
 
@@ -120,6 +127,8 @@ class Injector:
         Whatever one incident comes to, all others are undone as well; the first mistake is raised after that.
         """
         self._over.set()
+        for executor in self._hosts.executors:
+            executor.end_of_job()
         for armed in self._armed:
             if armed.timer is not None:
                 armed.timer.cancel()
@@ -150,13 +159,13 @@ class Injector:
         """An agent's connection ended; it is no longer held."""
         self._sessions.closed(session)
         if isinstance(session.place, int):
-            self._context.watch.phases.left(session.place, self._context.watch.last_step)
+            self._watch.phases.left(session.place, self._watch.last_step)
 
     def on_message(self, session: AgentSession, message: FromAgent) -> None:
         """Handle a message of an agent."""
         if isinstance(message, Came):
             if isinstance(session.place, int):
-                self._context.watch.phases.came(session.place, message)
+                self._watch.phases.came(session.place, message)
             return
         if not isinstance(message, At):
             self._sessions.on_message(session, message)
@@ -222,10 +231,9 @@ class Injector:
             self._emit(IncidentsPlanned(incidents=tuple(again)))
 
     def _fault(self, incident: Incident) -> Fault[Any]:
+        """The fault, to be asked about its kind only: it is the executors' that act."""
         kind = self._faults[incident.fault]
-        fault = kind(kind.Parameters.model_validate(dict(incident.parameters)))
-        fault.seed = _seed_of(self._seed, incident.rng_stream)
-        return fault
+        return kind(kind.Parameters.model_validate(dict(incident.parameters)))
 
     # ---- incidents ----
 
@@ -239,13 +247,13 @@ class Injector:
 
     async def _never_fired(self, armed: Armed) -> None:
         armed.release()
-        incident, watch = armed.incident, self._context.watch
+        incident, watch = armed.incident, self._watch
         why = why_never_fired(
             incident,
             watch,
             armed.fault.scope,
             was_present=armed.was_present,
-            is_command=self._context.has_foreign_checkpoints,
+            is_command=self._is_command,
         )
         if incident.is_optional or (has_passed(incident.trigger, watch) and incident.may_be_left_out):
             self._emit(unfired(NotDue, incident.incident, why, why))
@@ -261,8 +269,8 @@ class Injector:
     async def _inject(self, armed: Armed) -> None:
         incident, fault = armed.incident, armed.fault
         step = armed.moment[0] if armed.moment is not None else incident.trigger.step
-        if step is None and self._context.watch.has_begun:
-            step = self._context.watch.last_step + 1
+        if step is None and self._watch.has_begun:
+            step = self._watch.last_step + 1
         try:
             reason = None if self._may_fire is None else self._may_fire(self._affected.ranks, incident)
             if reason is None and fault.exclusive is not None:
@@ -274,30 +282,54 @@ class Injector:
                     return
                 raise InjectionError(Reason("not_allowed", why=reason))
             self._exclusive.begin(incident, fault.exclusive)
-            await fault.look(incident.target, self._context)
-            act = fault.prepare(incident.target, self._context)
-            paths = changed_paths(type(fault), act.undo_record)
-            self._ledger.prepare(incident.incident, incident.fault, act.undo_record, paths)
-            self._affected.begin(incident)
+            seed = _seed_of(self._seed, incident.rng_stream)
+            parts = self._hosts.parts(incident.target)
+            act = JointAct(incident, seed, parts, self._order_numbers.__next__)
+            await act.prepare()
             self._order.begin(fault)
             try:
+                await act.record()
+                self._affected.begin(incident)
                 await self._act(armed, act, step)
             finally:
+                if act.is_silent:
+                    # Whether it acts on that host is unknown; no rank is held for it any longer.
+                    self._release(armed, step)
                 # Seen or not: what may have been done is undone.
-                await self._order.uncovered(fault, lambda: self._release(armed, step))
-                await self._undo(armed, act, step)
+                if act.is_recorded:
+                    await self._order.uncovered(fault, lambda: self._release(armed, step))
+                    await self._undo(armed, act, step)
         except ChaosError as error:
-            self._emit(_with_reason(Unverified, incident, _reason_of(error)), step=step)
+            self._emit(_with_reason(Unverified, incident, reason_of_error(error)), step=step)
         finally:
             self._affected.end(incident)
             self._exclusive.end(incident)
             self._order.end(fault)
             self._release(armed, step)
 
-    async def _act(self, armed: Armed, act: Act, step: int | None) -> None:
+    async def _act(self, armed: Armed, act: JointAct, step: int | None) -> None:
         incident, fault = armed.incident, armed.fault
-        began = time.monotonic()
-        took_effect = await fault.apply(act, self._context)
+        applied = await act.apply()
+        if applied.num_hosts:
+            self._emit_injected(armed, applied, step)
+        if applied.error is not None:
+            raise applied.error
+        lifetime = asyncio.create_task(self._lifetime(incident, fault, step))
+        try:
+            if fault.shows_when_released:
+                self._release(armed, step)
+            await self._verify(armed, act, step)
+            self._release(armed, step)
+            if fault.lasts() and lifetime.done() and not self._over.is_set():
+                longer = f"{incident.fault} on {incident.target_text or 'it'} was to last {incident.lifetime}"
+                self._emit(Warned(message=f"{longer}: verifying its effect took longer"), step=step)
+                self._emit(Outlasted(incident=incident.incident, planned=str(incident.lifetime)), step=step)
+            await lifetime
+        finally:
+            lifetime.cancel()
+
+    def _emit_injected(self, armed: Armed, applied: JointApplied, step: int | None) -> None:
+        incident, fault = armed.incident, armed.fault
         self._emit(
             Injected(
                 incident=incident.incident,
@@ -310,73 +342,22 @@ class Injector:
                 is_latent=fault.is_latent,
                 target=incident.target_text,
                 phase=armed.moment[1] if armed.moment is not None else incident.trigger.phase,
-                ranks=act.ranks,
+                ranks=applied.prepared.ranks,
                 nodes=tuple(sorted(incident.target.nodes)),
                 held_ranks=armed.held_ranks,
                 held_nodes=armed.held_nodes,
-                processes=tuple(owned.to_dict() for owned in act.processes),
-                links=act.links,
+                processes=tuple(owned.to_dict() for owned in applied.prepared.processes),
+                links=applied.prepared.links,
             ),
             step=step,
-            monotonic_seconds=began if took_effect is None else took_effect,
+            monotonic_seconds=applied.at_seconds,
         )
-        self._ledger.applied(incident.incident, incident.fault)
-        lifetime = asyncio.create_task(self._lifetime(incident, fault, step))
-        try:
-            if fault.shows_when_released:
-                self._release(armed, step)
-            await self._verify(armed, act, step, began)
-            self._release(armed, step)
-            if fault.lasts() and lifetime.done() and not self._over.is_set():
-                longer = f"{incident.fault} on {incident.target_text or 'it'} was to last {incident.lifetime}"
-                self._emit(Warned(message=f"{longer}: verifying its effect took longer"), step=step)
-                self._emit(Outlasted(incident=incident.incident, planned=str(incident.lifetime)), step=step)
-            await lifetime
-        finally:
-            lifetime.cancel()
 
-    async def _verify(self, armed: Armed, act: Act, step: int | None, began: float) -> None:
-        took_effect = None
-        try:
-            evidence = await self._seen(armed.fault, act)
-        except EffectNotSeen as error:
-            recognised = await self._recognised(armed.fault, act, began)
-            if recognised is None:
-                if (why := armed.fault.why_unseen(act, self._context)) is not None:
-                    raise error.because(why) from None
-                raise
-            evidence, took_effect = recognised.evidence, recognised.at_seconds
-        verified = Verified(incident=armed.incident.incident, evidence=evidence, took_effect_monotonic=took_effect)
+    async def _verify(self, armed: Armed, act: JointAct, step: int | None) -> None:
+        seen = await act.verify()
+        incident, took_effect = armed.incident.incident, seen.took_effect_seconds
+        verified = Verified(incident=incident, evidence=dict(seen.evidence), took_effect_monotonic=took_effect)
         self._emit(verified, step=step)
-
-    async def _seen(self, fault: Fault[Any], act: Act) -> dict[str, Any]:
-        verification = asyncio.create_task(fault.verify(act, self._context, fault.verify_timeout_seconds))
-        over = asyncio.create_task(self._over.wait())
-        try:
-            await asyncio.wait({verification, over}, return_when=asyncio.FIRST_COMPLETED)
-            if not verification.done() and fault.lasts():
-                # What is still active must not wait; but of a job that just ended the last words are on their way.
-                await asyncio.wait({verification}, timeout=LAST_WORDS_SECONDS)
-                if not verification.done():
-                    raise EffectNotSeen(Reason("run_ended_before_verified"))
-            return await verification
-        finally:
-            over.cancel()
-            verification.cancel()
-            with suppress(asyncio.CancelledError, ChaosError):
-                await verification
-
-    async def _recognised(self, fault: Fault[Any], act: Act, began: float) -> Recognised | None:
-        """The fault's own evidence that it ended ranks before its effect could be verified; None: it did not."""
-        endings = Endings.since(began, self._context.watch.endings)
-        found = fault.recognises(act, self._context, endings)
-        if found is None and fault.shows_when_released and not self._over.is_set():
-            # Who waited for a rank that is gone may still have to say so. Nobody is held meanwhile.
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._over.wait(), LAST_WORDS_SECONDS)
-            endings = Endings.since(began, self._context.watch.endings)
-            found = fault.recognises(act, self._context, endings)
-        return found
 
     async def _lifetime(self, incident: Incident, fault: Fault[Any], step: int | None) -> None:
         """Until the fault is to end: at once where it has no lifetime, at the latest with the job."""
@@ -387,33 +368,22 @@ class Injector:
         if lifetime is not None and lifetime.seconds is not None:
             waits.append(asyncio.create_task(asyncio.sleep(lifetime.seconds)))
         elif lifetime is not None and lifetime.steps is not None:
-            waits.append(asyncio.create_task(self._context.watch.wait_for_step((step or 1) + lifetime.steps - 1, None)))
+            waits.append(asyncio.create_task(self._watch.wait_for_step((step or 1) + lifetime.steps - 1, None)))
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
 
-    async def _undo(self, armed: Armed, act: Act, step: int | None) -> None:
-        incident, fault = armed.incident, armed.fault
+    async def _undo(self, armed: Armed, act: JointAct, step: int | None) -> None:
+        incident = armed.incident
         try:
-            ended_seconds = await self._lift(fault, act)
-            evidence = self._ledger.undo(incident.incident, incident.fault, act.undo_record, fault.undo)
+            ended_seconds, evidence = await act.end()
         except ChaosError as error:
-            self._emit(_with_reason(UndoFailed, incident, _reason_of(error)), step=step)
+            self._emit(_with_reason(UndoFailed, incident, reason_of_error(error)), step=step)
         else:
-            undone = Undone(incident=incident.incident, evidence=evidence, ended_monotonic=ended_seconds)
+            undone = Undone(incident=incident.incident, evidence=dict(evidence), ended_monotonic=ended_seconds)
             self._emit(undone, step=step)
-
-    async def _lift(self, fault: Fault[Any], act: Act) -> float | None:
-        try:
-            return await fault.lift(act, self._context)
-        except Exception as error:
-            # What the record says is undone all the same; the entry stays pending until the processes are gone.
-            fault.undo(act.undo_record)
-            if isinstance(error, ChaosError):
-                raise
-            raise HealError(f"the end of {fault.kind} broke down: {error!r}") from error
 
     def _release(self, armed: Armed, step: int | None) -> None:
         if armed.arrived:
@@ -427,20 +397,13 @@ def _with_reason(kind: type[R], incident: Incident, why: Reason) -> R:
     return kind(incident=incident.incident, reason=refusal_text(why), why=why, code=why.code)
 
 
-def _reason_of(error: ChaosError) -> Reason:
-    if isinstance(error, InjectionError):
-        return error.why
-    code = "undo_failed" if isinstance(error, HealError) else "environment"
-    return Reason(code, sentence=str(error))
-
-
-def _witnesses(incident: Incident, all_ranks: frozenset[int], context: FaultContext) -> tuple[frozenset[Place], int]:
+def _witnesses(incident: Incident, all_ranks: frozenset[int], cluster: Cluster | None) -> tuple[frozenset[Place], int]:
     """Whom to hold for `incident`, and how many of them it takes."""
     ranks, trigger = frozenset(incident.target.ranks), incident.trigger
     places: frozenset[Place] = ranks or all_ranks
     if trigger.at_seconds is None and trigger.phase == "encode":
-        assert context.cluster is not None
-        places = frozenset(SnapshotsOf(context.cluster.node_of(rank)) for rank in ranks or all_ranks)
+        assert cluster is not None
+        places = frozenset(SnapshotsOf(cluster.node_of(rank)) for rank in ranks or all_ranks)
     # A target that is no rank has no agent to hold: any will do as a witness of the step.
     return places, len(places) if ranks else 1
 

@@ -47,7 +47,8 @@ class Farewell:
 class Guard:
     """Guards the run in `folder`, whose watchdog logs to `logs`; `folders` are others that it may change.
 
-    `engine` is the address of the Docker engine in which it may have containers.
+    `engine` is the address of the Docker engine in which it may have containers. `run` is the run's name in the
+    environment of its processes; None: a new one, that no other run has.
     See `Lease` for `on_lapse` and `on_loss`.
     """
 
@@ -58,12 +59,12 @@ class Guard:
         *,
         folders: Sequence[Path] = (),
         engine: str | None = None,
+        run: str | None = None,
         on_lapse: Callable[[str], None],
         on_loss: Callable[[str, bool], None],
         lease_seconds: float = LEASE_SECONDS,
     ) -> None:
-        # A name that no other run has, for the environment of its processes.
-        run = secrets.token_hex(8)
+        run = secrets.token_hex(8) if run is None else run
         folder = folder.absolute()
         here, us = Place.here(), ProcessId.of(os.getpid())
         own = tuple(dict.fromkeys(one.resolve() for one in (folder, *folders)))

@@ -24,9 +24,10 @@ from chaos.host.inherited import why
 from chaos.host.run_files import EVENTS_FILE, LOGS_FOLDER
 from chaos.injection.active import may_fire
 from chaos.injection.agent_sessions import AgentSessions
+from chaos.injection.executor import HostExecutor
 from chaos.injection.injector import Injector
+from chaos.injection.joint_act import Hosts
 from chaos.plan.incident import Incident
-from chaos.undo.guard import Guard
 from harness.analysis.state import RunState
 from harness.backends.base import AnyConfig, Outcome, RunningJob
 from harness.backends.choice import BackendSetup, checkpoint_folders, choose_backend
@@ -101,10 +102,7 @@ class Conductor:
             experiment, job, needs, folder, logs, self._control, new_token(), self._emitter, engine, ranks_metrics
         )
         self._backend = choose_backend(setup)
-        folders = checkpoint_folders(job)
-        self._guard = Guard(
-            folder, logs, folders=folders, engine=engine, on_lapse=self._on_lapse, on_loss=self._on_watchdog_lost
-        )
+        self._executor = self._executor_here(logs, engine)
         self._overlaps = Overlaps(self._emitter)
         self._early_end = EarlyEnd(experiment.gates, state, self._emitter, self._finish)
         self._halts = [HaltCondition.parse(text) for text in experiment.halt]
@@ -165,6 +163,17 @@ class Conductor:
         if self._log_failure is not None:
             raise self._log_failure
 
+    def _executor_here(self, logs: Path, engine: str | None) -> HostExecutor:
+        return HostExecutor(
+            self._faults,
+            self._folder,
+            logs,
+            folders=checkpoint_folders(self._job),
+            engine=engine,
+            on_lapse=self._on_lapse,
+            on_loss=self._on_watchdog_lost,
+        )
+
     # ---- the run ----
 
     def _announce(self) -> None:
@@ -190,12 +199,12 @@ class Conductor:
 
     async def _open(self) -> None:
         has_undo = any(self._faults[incident.fault].has_undo for incident in self._incidents.values())
-        self._guard.open(has_watchdog=has_undo or self._backend.may_outlive)
-        self._overlaps.start(self._guard.run.run)
+        self._executor.open(has_watchdog=has_undo or self._backend.may_outlive)
+        self._overlaps.start(self._executor.run.run)
         is_ours = isinstance(self._job, JobConfig)
         await self._control.open(self._folder, may_be_relative=is_ours)
         await self._backend.open()
-        await self._guard.ready()
+        await self._executor.ready()
 
     async def _run_main(self) -> None:
         cluster = self._job.cluster()
@@ -203,16 +212,20 @@ class Conductor:
         self._main.tell_start()
         running = await self._main.prepare(with_agents=True)
         sessions, emitter = AgentSessions(), Emitter(self._on_event, "injector")
+        context = self._fault_context(running, sessions, emitter)
+        self._executor.attend(context)
         self._injector = self._control.agents = Injector(
             list(self._incidents.values()),
             self._faults,
             frozenset(range(cluster.num_ranks)),
-            self._fault_context(running, sessions, emitter),
+            context.watch,
             sessions,
-            self._guard.ledger,
+            Hosts([self._executor]),
             emitter.emit,
             self._experiment.seed,
             may_fire=lambda ranks, incident: may_fire(ranks, incident, limits, cluster),
+            cluster=cluster,
+            is_command=isinstance(self._job, CommandConfig),
         )
         try:
             await running.start()
@@ -268,7 +281,7 @@ class Conductor:
         for job in self._backend.jobs:
             # The last events may have told of processes that nobody knew of before.
             await job.stop()
-        farewell = await self._guard.close(self._faults)
+        farewell = await self._executor.close()
         for undone in farewell.undone:
             number, fault, evidence = undone["incident"], undone["fault"], undone["evidence"]
             self._emitter.emit(Undone(incident=number, fault=fault, evidence=evidence))

@@ -10,7 +10,9 @@ from pathlib import Path
 from chaos.faults.base import FaultContext, OwnedProcess
 from chaos.faults.watch import Watch
 from chaos.injection.agent_sessions import AgentSessions
+from chaos.injection.executor import LocalExecutor
 from chaos.injection.injector import Injector
+from chaos.injection.joint_act import Hosts
 from chaos.language.target import ResolvedTarget
 from chaos.language.trigger import Duration, Trigger
 from chaos.plan.incident import Incident
@@ -108,7 +110,8 @@ class OneRank:
             sessions = AgentSessions()
             context = FaultContext(processes=self, inside=sessions, watch=self.watch, run_folder=self.folder)
             faults = {self._fault.kind: self._fault}
-            injector = Injector([self._incident], faults, frozenset({0}), context, sessions, ledger, self._emit)
+            hosts = Hosts([LocalExecutor(faults, ledger, context)])
+            injector = Injector([self._incident], faults, frozenset({0}), context.watch, sessions, hosts, self._emit)
             control.agents = injector
             child = await self._start(control.address)
             self.process = ProcessId.of(child.pid)

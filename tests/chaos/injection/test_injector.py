@@ -14,7 +14,9 @@ from chaos.faults.endings import Recognised
 from chaos.faults.watch import Watch
 from chaos.in_process.protocol import AgentSession, At, Holds, Release, SnapshotsOf
 from chaos.injection.agent_sessions import AgentSessions
+from chaos.injection.executor import LocalExecutor
 from chaos.injection.injector import Injector
+from chaos.injection.joint_act import Hosts
 from chaos.language.target import ResolvedTarget
 from chaos.language.trigger import Duration, Trigger
 from chaos.plan.incident import Incident
@@ -105,11 +107,12 @@ class Stage:
             incidents or [incident()],
             faults,
             ALL_RANKS,
-            context,
+            self.watch,
             self.sessions,
-            self.ledger,
+            Hosts([LocalExecutor(faults, self.ledger, context)]),
             self.emit,
             may_fire=may_fire,
+            cluster=cluster,
         )
         # What each agent was told last of where it is to be held.
         self.holds = {}

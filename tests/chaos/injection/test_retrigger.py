@@ -9,7 +9,9 @@ from chaos.faults.base import FaultContext
 from chaos.faults.watch import Watch
 from chaos.in_process.protocol import AgentSession, At
 from chaos.injection.agent_sessions import AgentSessions
+from chaos.injection.executor import LocalExecutor
 from chaos.injection.injector import Injector
+from chaos.injection.joint_act import Hosts
 from chaos.language.target import ResolvedTarget
 from chaos.language.trigger import Trigger
 from chaos.plan.incident import Incident
@@ -44,7 +46,8 @@ def play(folder, retrigger, num_attempts, *, num_held=99):
 
         with Ledger(folder / "ledger.jsonl") as ledger:
             faults = {"note-acts": create_fault([])}
-            injector = Injector([incident], faults, frozenset({2}), context, sessions, ledger, emit)
+            hosts = Hosts([LocalExecutor(faults, ledger, context)])
+            injector = Injector([incident], faults, frozenset({2}), context.watch, sessions, hosts, emit)
             injector.start()
             for attempt in range(1, num_attempts + 1):
                 session = AgentSession(2, 0, attempt, None, lambda message: None)

@@ -15,7 +15,9 @@ from chaos.faults.network.look import Look, is_loss, probes_for_loss
 from chaos.faults.watch import Watch
 from chaos.host.links.check import Group, parse_groups
 from chaos.injection.agent_sessions import AgentSessions
+from chaos.injection.executor import LocalExecutor
 from chaos.injection.injector import Injector
+from chaos.injection.joint_act import Hosts
 from chaos.language.target import ResolvedTarget
 from chaos.language.trigger import Duration, Trigger
 from chaos.plan.incident import Incident
@@ -165,8 +167,9 @@ def inject(folder, network, kind, parameters=None, *, processes=None):
         )
         with Ledger(folder / "ledger.jsonl") as ledger:
             given = PARAMETERS[kind] if parameters is None else parameters
+            hosts = Hosts([LocalExecutor(registry(), ledger, context)])
             injector = Injector(
-                [incident(kind, given)], registry(), frozenset(range(4)), context, sessions, ledger, emit, seed=3
+                [incident(kind, given)], registry(), frozenset(range(4)), context.watch, sessions, hosts, emit, seed=3
             )
             injector.start()
             while not events.keys() & {"undone", "undo_failed"} and not (
