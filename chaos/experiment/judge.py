@@ -49,7 +49,7 @@ _KEYS: Mapping[tuple[str, ...], Collection[str]] = {
 _KEYS_OF_A_COMMAND = {**_KEYS, ("job",): tuple(CommandJob.model_fields)}
 _LISTS = ("faults", "gates", "halt")
 _INDEXED = re.compile(rf"({'|'.join(_LISTS)})\[([0-9]+)\]")
-# What is missing takes with it what it belongs to, and that may be missed in turn.
+# A missing key removes the value that it belongs to, which may be required in turn.
 _MAX_ROUNDS = 4
 _ONLY_OF_A_COMMAND = CommandJob.model_fields.keys() - Job.model_fields.keys()
 
@@ -122,7 +122,7 @@ def _note_all(
 
 
 def _filled(experiment: Experiment) -> Experiment:
-    """With what is derived where nothing is said."""
+    """The experiment with the values that are derived where none is given."""
     if isinstance(experiment.job, CommandJob):
         return experiment.model_copy(update={"job": experiment.job.filled()})
     data_parallel, pipeline = experiment.job.shape()
@@ -187,7 +187,7 @@ def _gather_parameters(fault: object, where: KeyPath, kinds: Registry, problems:
 
 @dataclass(frozen=True, slots=True)
 class _Salvage:
-    """The experiment without what is wrong, and at which index each entry that is left of its lists was said."""
+    """The valid part of an experiment, and the index in the draft of each entry that is left of its lists."""
 
     experiment: Experiment
     indices: Mapping[str, Sequence[int]]

@@ -1,4 +1,4 @@
-"""What a user wrote, as values with the place of each: of a file, of plain values, or of a command line.
+"""The values that a user wrote, each with its place: in a file, among plain values, or on a command line.
 
 Nothing is judged here but what cannot be put into values: see `judge`.
 """
@@ -97,7 +97,7 @@ def of_options(subject: str | None, options: Mapping[str, Any], kinds: Registry)
     `options` are described at `chaos.experiment.reading.read_options`; `kinds` are the faults there are.
 
     Raises:
-        UsageError: there is no such file, or no experiment is named.
+        UsageError: there is no such file, or none is named.
     """
     more: Sequence[FaultOptions] = options.get(MORE_FAULTS, ())
     line = [subject or "", *(fault.kind for fault in more)]
@@ -201,7 +201,7 @@ def _add_gates(option: str, added: Sequence[Any], draft: Draft) -> None:
     label = _GATE_OPTIONS[option]
     for index, gate in enumerate(added, len(gates)):
         draft.labels["gates", index] = label
-        # Of a test's marker, where a gate may be a mapping.
+        # A gate in a test's marker may be a mapping.
         parts = map(str, gate) if isinstance(gate, Mapping) else ()
         draft.labels.update({("gates", index, key): f"{label} {named(key)}" for key in parts})
     draft.values["gates"] = [*gates, *(aborting(added) if option == "abort_unless" else added)]
@@ -322,8 +322,8 @@ def read_pairs(
 
     They are of fault `index`, and `of_fault` marks its options in a message.
 
-    What is no KEY=VALUE, there twice, or of every fault is one of the `problems`. What else is wrong is said when the
-    experiment is judged.
+    A pair that is not KEY=VALUE, is given twice, or names a key of every fault is one of the `problems`. All else is
+    judged with the experiment.
     """
     found: dict[str, Any] = {}
     texts: dict[str, str] = {}

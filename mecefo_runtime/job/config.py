@@ -18,7 +18,7 @@ from mecefo_runtime.system.devices import DeviceChoice
 from mecefo_runtime.system.job_records import RatingsAgreed
 
 MAX_RANKS = 1024
-"""Of a job, over all nodes."""
+"""The limit of a job, over all nodes."""
 MAX_STEPS = 10**8
 
 

@@ -57,7 +57,7 @@ def read_file(path: Path) -> tuple[JobConfig | None, dict[str, Any]]:
 
 
 def with_settings(job: JobConfig, raw: Mapping[str, Any]) -> JobConfig:
-    """`job` with the settings `raw`, by their keys, in place of its own; the values are text or have their types.
+    """`job` with its settings replaced by `raw`, by their keys; the values are text or have their types.
 
     Raises:
         SettingError: one of them is not what it may be.

@@ -82,7 +82,7 @@ class Place:
 
     @property
     def part(self) -> type | None:
-        """The dataclass that the setting has for its value, with settings of its own; None: a plain value."""
+        """The dataclass of the value, which may have settings; None: a plain value."""
         return next((kind for kind in alternatives(self.type) if dataclasses.is_dataclass(kind)), None)
 
 

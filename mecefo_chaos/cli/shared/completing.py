@@ -19,11 +19,6 @@ BEHIND = "chaos.behind"
 """In a context's `meta`: the word stands behind `--`, and is of a command of the user's own."""
 
 
-def words(*offered: str) -> Complete:
-    """Offers these words."""
-    return found_by(lambda context: offered)
-
-
 def found_by(find: Find, *, or_files: bool = False) -> Complete:
     """Offers what `find` finds; where none of that fits and `or_files`, files."""
     return found_for(lambda context, typed: find(context), or_files=or_files)
@@ -53,12 +48,6 @@ def _kinds(context: click.Context) -> Sequence[str]:
     return tuple(registry())
 
 
-def _strategies(context: click.Context) -> Iterable[str]:
-    from mecefo_runtime.planners import names
-
-    return names()
-
-
 def _listed_strategies(context: click.Context, typed: str) -> Iterable[str]:
     """Strategies behind those that are typed already, and the qualities of one that ends in a colon."""
     from mecefo_runtime.job.config import QUALITIES
@@ -68,18 +57,6 @@ def _listed_strategies(context: click.Context, typed: str) -> Iterable[str]:
     name, colon, _ = last.partition(":")
     offered = (f"{name}:{quality}" for quality in QUALITIES if has_quality(name)) if colon else names()
     return (f"{before}{comma}{word}" for word in offered)
-
-
-def _models(context: click.Context) -> Iterable[str]:
-    from mecefo_runtime.job.config import PRESETS
-
-    return PRESETS
-
-
-def _devices(context: click.Context) -> Iterable[str]:
-    from mecefo_runtime.prediction.named_devices import NAMES
-
-    return NAMES
 
 
 def _profiles(context: click.Context) -> Iterable[str]:
@@ -111,26 +88,10 @@ def _parameters(context: click.Context) -> Iterable[str]:
     return [f"{name}=" for fault in faults[:1] for name in fault.Parameters.model_fields]
 
 
-def _triggers(context: click.Context) -> Iterable[str]:
-    return ("step=", "time=", "phase=regroup", "phase=transfer")
-
-
-def _targets(context: click.Context) -> Iterable[str]:
-    return (
-        *("rank=", "node=", "rack=", "stage=", "replica=", "link="),
-        *("role=coordinator", "role=launcher", "random"),
-    )
-
-
 KINDS = found_by(_kinds, or_files=True)
 ONLY_KINDS = found_by(_kinds)
-STRATEGIES = found_by(_strategies)
 LISTED_STRATEGIES = found_for(_listed_strategies)
-MODELS = found_by(_models)
-DEVICES = found_by(_devices, or_files=True)
 PROFILES = found_by(_profiles)
 METRICS = found_by(_metrics)
 RUNS = found_by(_runs, or_files=True)
 PARAMETERS = found_by(_parameters)
-TRIGGERS = found_by(_triggers)
-TARGETS = found_by(_targets)

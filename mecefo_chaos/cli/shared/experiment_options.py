@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -13,6 +13,9 @@ from mecefo_chaos.cli.shared import completing
 from mecefo_chaos.cli.shared.grouped import GroupedOption
 from mecefo_chaos.cli.shared.hints import Answered
 from mecefo_chaos.cli.shared.several_faults import EXAMPLE, CommandOfFaults
+
+if TYPE_CHECKING:
+    from mecefo_runtime.job.setting import Place
 
 
 class _Number(click.ParamType[Any]):
@@ -35,11 +38,20 @@ REAL = _Number("float", float)
 
 
 class Word(click.Choice[str]):
-    """One of some words; another one is refused when the whole experiment is judged, with all else that is wrong."""
+    """One of some words, which are offered; another one is accepted here, and judged with the whole experiment."""
+
+    def __init__(self, words: Iterable[str], *, or_files: bool = False) -> None:
+        super().__init__(list(words))
+        self._or_files = or_files
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The word."""
         return value
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The words that begin so; else a file, if it may be one."""
+        offered = super().shell_complete(ctx, param, incomplete)
+        return offered or ([CompletionItem(incomplete, type="file")] if self._or_files else [])
 
 
 class CommandOfAnExperiment(CommandOfFaults):
@@ -103,6 +115,7 @@ BUILT_IN_JOB = "Built-in job (not with -- COMMAND)"
 NODES = "Nodes and network (also with -- COMMAND)"
 
 
+_TARGETS = ("rank=", "node=", "rack=", "stage=", "replica=", "link=", "role=coordinator", "role=launcher", "random")
 # Of settings that a command has too, by the names of their options: what the default is there, if there is one.
 DEFAULTS_OF_COMMANDS: Mapping[str, str | None] = {
     "nodes": "from its options",
@@ -136,34 +149,39 @@ def _option(group: str, *names: str, **attributes: Any) -> GroupedOption:
 
 def _options_of_settings() -> Iterator[GroupedOption]:
     """An option for each setting of a job that has one, as `mecefo_runtime.job.config` describes it."""
-    from mecefo_runtime.job.config import JobSettings
-    from mecefo_runtime.job.setting import alternatives, help_of, places
+    from mecefo_runtime.job.config import PRESETS, JobSettings
+    from mecefo_runtime.job.setting import help_of, places
     from mecefo_runtime.planners import names
     from mecefo_runtime.prediction.named_devices import NAMES
 
-    words: Mapping[str, Collection[str]] = {"strategy": names(), "device_model": NAMES}
-    offers = {"model": completing.MODELS, "strategy": completing.STRATEGIES, "device_model": completing.DEVICES}
+    known: Mapping[str, Collection[str]] = {"model": PRESETS, "strategy": names(), "device_model": NAMES}
     for place in places(JobSettings):
-        option, kinds = place.setting.option, alternatives(place.type)
+        option = place.setting.option
         if option is None or not option.in_run:
             continue
-        text = help_of(place, words.get(option.name, ()))
+        text = help_of(place, known.get(option.name, ()))
         if (default := DEFAULTS_OF_COMMANDS.get(option.name)) is not None:
             text = f"{text.removesuffix('.')}; of a COMMAND: {default}."
-        kind: click.ParamType[Any] | None = None
-        if place.setting.unit == "path" and option.metavar is None:
-            kind = click.Path()
-        elif not option.words and (int in kinds or float in kinds):
-            kind = NUMBER if int in kinds else REAL
         yield _option(
             ANY_JOB if option.name in DEFAULTS_OF_COMMANDS else BUILT_IN_JOB,
             option.flag,
             option.name,
-            type=kind,
-            metavar=option.metavar,
-            shell_complete=completing.words(*option.words) if option.words else offers.get(option.name),
+            type=_type_of(place, known.get(option.name, option.words)),
+            metavar=option.metavar or ("TEXT" if option.name in known else None),
             help=text,
         )
+
+
+def _type_of(place: Place, words: Collection[str]) -> click.ParamType[Any] | None:
+    from mecefo_runtime.job.setting import alternatives
+
+    option, kinds = place.setting.option, alternatives(place.type)
+    assert option is not None
+    if words:
+        return Word(words, or_files="FILE" in (option.metavar or ""))
+    if place.setting.unit == "path" and option.metavar is None:
+        return click.Path()
+    return NUMBER if int in kinds else REAL if float in kinds else None
 
 
 def _options_of_faults() -> list[GroupedOption]:
@@ -205,14 +223,14 @@ def _options_of_triggers() -> list[GroupedOption]:
             "--at",
             "at",
             metavar="WHEN",
-            shell_complete=completing.TRIGGERS,
+            type=Word(["step=", "time=", "phase=regroup", "phase=transfer"]),
             help="Trigger: step=N[,phase=P], phase=regroup, or time=10s.",
         ),
         _option(
             FAULT,
             "--on",
             "on",
-            shell_complete=completing.TARGETS,
+            type=Word(_TARGETS),
             metavar="TARGET",
             help="Target: rank=3, node=1+2, rack=0, stage=2, replica=0, link=2-5, role=coordinator, random[:K]. "
             "Default: drawn by the seed.",
@@ -223,7 +241,7 @@ def _options_of_triggers() -> list[GroupedOption]:
         _option(
             FAULT,
             "--repair",
-            shell_complete=completing.words("none", "40steps"),
+            type=Word(["none", "40steps"]),
             metavar="AFTER",
             help="Restart the affected ranks after 40steps, 10s, or none. Built-in job only. Default: 40steps.",
         ),
@@ -240,7 +258,7 @@ def _options_of_triggers() -> list[GroupedOption]:
         _option(
             FAULT,
             "--retrigger",
-            shell_complete=completing.words("once", "every-attempt"),
+            type=Word(["once", "every-attempt"]),
             metavar="once|every-attempt|K",
             help="Attempts of the job's launcher at which the fault fires. Default: once.",
         ),
