@@ -18,6 +18,9 @@ _MAX_LOADERS = 16
 # Losses of a step that a GradScaler scaled, and that no backward pass has begun from.
 _MAX_SCALED = 8
 _TOKEN_KEYS = ("input_ids", "decoder_input_ids")
+# Tuples, made once: `list | tuple` is made at each use.
+_SEQUENCES = (list, tuple)
+_WITHOUT_KEYS = (list, tuple, Tensor)
 
 
 class Figures:
@@ -55,7 +58,8 @@ class Figures:
             self._waiting.clear()
         waiting = self._waiting.setdefault(loader, [])
         waiting.append((num_samples(batch), num_tokens(batch)))
-        del waiting[:-_MAX_WAITING_BATCHES]
+        if len(waiting) > _MAX_WAITING_BATCHES:
+            del waiting[0]
         self._last_read = loader
 
     def forward(self, module: object, arguments: tuple[object, ...]) -> None:
@@ -80,8 +84,7 @@ class Figures:
         if loss is None or gradients is not None or loss.numel() != 1:
             return
         self._num_backwards += 1
-        found = [index for index, (after, _) in enumerate(self._scaled) if after is loss]
-        unscaled = self._scaled.pop(found[-1])[1] if found else None
+        unscaled = self._unscaled(loss) if self._scaled else None
         # Something that was computed from a scaled loss: its unscaled value is not known.
         self._is_unknown |= self._is_scaled and unscaled is None
         self._losses.append(loss.detach() if unscaled is None else unscaled)
@@ -91,6 +94,10 @@ class Figures:
         waiting = self._waiting.get(self.trained_from or 0)
         if waiting:
             self._used.append(waiting.pop(0))
+
+    def _unscaled(self, loss: Tensor) -> Tensor | None:
+        found = [index for index, (after, _) in enumerate(self._scaled) if after is loss]
+        return self._scaled.pop(found[-1])[1] if found else None
 
     def left_out(self) -> None:
         """A GradScaler leaves the step out: the losses of its passes are those of no step."""
@@ -107,8 +114,7 @@ class Figures:
         if loss is not None:
             told["loss"] = loss
         if self._num_replicas is not None:
-            samples = _sum([samples for samples, _ in self._used])
-            tokens = _sum([tokens for _, tokens in self._used])
+            samples, tokens = self._used[0] if len(self._used) == 1 else _sums(self._used)
             if tokens is None and self._seen_tokens is not None and self._num_backwards:
                 tokens = self._seen_tokens * self._num_backwards
             if samples is not None:
@@ -126,7 +132,7 @@ class Figures:
         if self._losses[0].device.type != "cpu" and step % LOSS_EVERY_STEPS_ON_ACCELERATORS:
             return None
         # Not math.fsum, which raises where infinities cancel.
-        return sum(loss.item() for loss in self._losses)
+        return self._losses[0].item() if len(self._losses) == 1 else sum(loss.item() for loss in self._losses)
 
 
 def num_samples(batch: object) -> int | None:
@@ -138,7 +144,7 @@ def num_samples(batch: object) -> int | None:
 def num_tokens(batch: object) -> int | None:
     """How many token ids are in `batch`, of a batch that names them (`input_ids`)."""
     # What most batches are comes first: to ask for a mapping is slow.
-    if isinstance(batch, list | tuple | Tensor) or not isinstance(batch, Mapping):
+    if isinstance(batch, _WITHOUT_KEYS) or not isinstance(batch, Mapping):
         return None
     counts = [ids.numel() for key in _TOKEN_KEYS if isinstance(ids := batch.get(key), Tensor)]
     return sum(counts) if counts else None
@@ -161,7 +167,7 @@ def _first_tensor(batch: object, depth: int) -> Tensor | None:
     if depth == 0:
         return None
     parts: Any = ()
-    if isinstance(batch, list | tuple):
+    if isinstance(batch, _SEQUENCES):
         parts = batch
     elif isinstance(batch, Mapping):
         parts = batch.values()
@@ -170,6 +176,10 @@ def _first_tensor(batch: object, depth: int) -> Tensor | None:
         if found is not None:
             return found
     return None
+
+
+def _sums(used: list[tuple[int | None, int | None]]) -> tuple[int | None, int | None]:
+    return _sum([samples for samples, _ in used]), _sum([tokens for _, tokens in used])
 
 
 def _sum(counts: list[int | None]) -> int | None:

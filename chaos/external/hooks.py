@@ -108,6 +108,7 @@ class TorchHooks:
         self._observer = observer
         self._undo: list[Callable[[], None]] = []
         self._forward: RemovableHandle | None = None
+        self._is_forward_awaited = False
         self._is_compiled_call_hooked = False
         self._compiled_steps = _CompiledSteps()
         self.has_compiled_steps = self.is_telling_compiled_step = False
@@ -174,14 +175,21 @@ class TorchHooks:
         A hook on all modules, and only until it is called: whatever the script's model is, the rest of the step does
         not pay for it.
         """
-        if self._forward is None:
+        if self._is_forward_awaited:
+            return
+        self._is_forward_awaited = True
+        hooks = None if self._forward is None else self._forward.hooks_dict_ref()
+        if self._forward is None or hooks is None:
             self._forward = register_module_forward_pre_hook(self.on_module)
-            self._hook_compiled_call()
+        else:
+            # Under the same handle: to make one costs more than the rest of this.
+            hooks[self._forward.id] = self.on_module
+        self._hook_compiled_call()
 
     def _await_no_forward(self) -> None:
-        if self._forward is not None:
+        if self._forward is not None and self._is_forward_awaited:
+            self._is_forward_awaited = False
             self._forward.remove()
-            self._forward = None
 
     def on_module(self, module: object, arguments: tuple[object, ...]) -> None:
         """A module is about to compute, and its forward is awaited."""
@@ -321,10 +329,10 @@ class TorchHooks:
 
     def _watch_compiled(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._forward is None:
+            if not self._is_forward_awaited:
                 return original(module, *args, **kwargs)
             self.on_module(module, args)
-            was_evaluation = self._forward is not None
+            was_evaluation = self._is_forward_awaited
             self._await_no_forward()
             try:
                 return original(module, *args, **kwargs)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 
 import torch
 from torch.optim import Optimizer
 
-from chaos.external.steps import Nesting, Rounds
+from chaos.external.steps import Nesting
 from chaos.external.torchft import Managers
 
 
 class Optimizers:
-    """Told of all that happens to them, in its order; see `chaos.external.steps` for what a step of the training is.
+    """Told of all that happens to them, in its order; see `chaos.external.step_machine` for when a step is over.
 
     A step of an optimizer belongs to the training if a forward or backward pass went before it. One without only makes
     the optimizer's state: `get_state_dict` of torch.distributed.checkpoint takes one with a learning rate of 0 where
@@ -21,14 +21,16 @@ class Optimizers:
     all the same.
     """
 
-    def __init__(self, managers: Managers, forgotten: Callable[[], None]) -> None:
-        """`forgotten` is called as the first of those that train goes, when its parameters may still be there."""
+    def __init__(self, managers: Managers, forgotten: Callable[[int, bool], None]) -> None:
+        """`forgotten` is called with the id of one that has stepped and no longer exists, and whether it was the first.
+
+        Its parameters may still be there then.
+        """
         self._managers = managers
         self._forgotten = forgotten
         # By id, in the order in which they were made, and in that in which they first stepped.
         self._made: dict[int, weakref.ref[Optimizer]] = {}
         self._stepped: dict[int, weakref.ref[Optimizer]] = {}
-        self.rounds = Rounds()
         self._nesting = Nesting()
         self._num_passes = 0
         # Of each: at which pass it stepped last, whether it did since then without one, and how often in all.
@@ -83,8 +85,11 @@ class Optimizers:
             return True
         return False
 
-    def leave(self, optimizer: Optimizer) -> bool | None:
-        """It has stepped; returns whether a step of the training is over, None where the step was none of it."""
+    def leave(self, optimizer: Optimizer) -> Collection[int] | None:
+        """It has stepped; returns None where that does not belong to the training.
+
+        Otherwise the ids of those that may follow the very first step: optimizers that share no parameter with it.
+        """
         if not self._nesting.leave(id(optimizer)):
             return None
         key = id(optimizer)
@@ -97,8 +102,7 @@ class Optimizers:
         self._is_count_due = False
         if key not in self._stepped:
             self._stepped[key] = weakref.ref(optimizer, lambda _: self._forget(key))
-        others = [id(other) for other in _living(self._made) if _is_apart(other, optimizer)] if is_first else ()
-        return self.rounds.stepped(key, others)
+        return [id(other) for other in _living(self._made) if _is_apart(other, optimizer)] if is_first else ()
 
     def made(self) -> list[Optimizer]:
         """All that there are, in the order in which they were made, whether they have stepped or not."""
@@ -130,10 +134,11 @@ class Optimizers:
         """How many have stepped."""
         return len(self._stepped)
 
-    def next_step(self, num_unseen: int, *, is_stepping: bool = False) -> int | None:
+    def next_step(self, leading: Hashable | None, num_unseen: int, *, is_stepping: bool = False) -> int | None:
         """The step under way, from 1, by the count that a restored training brings along; None: as it was counted.
 
-        `num_unseen` steps are over and not counted yet; `is_stepping`: an optimizer is about to make the step.
+        `leading` is the id of the optimizer each of whose steps is one of the training, if there is one. `num_unseen`
+        steps are over and not counted yet; `is_stepping`: an optimizer is about to make the step.
         """
         done = self._managers.num_steps()
         if done is not None:
@@ -141,27 +146,30 @@ class Optimizers:
             return max(1, done if is_stepping else done + 1)
         if not self._is_count_due:
             return None
-        counted = max((steps_of(one) - self._num_skipped.get(id(one), 0) for one in self._counting()), default=0)
+        counted = max((steps_of(one) - self._num_skipped.get(id(one), 0) for one in self._counting(leading)), default=0)
         if not counted and self._stepped:
             return None
         return 1 + max(0, counted - num_unseen)
+
+    @property
+    def may_count(self) -> bool:
+        """Whether `next_step` may know more than what was counted."""
+        return self._is_count_due or self._managers.are_any
 
     @property
     def are_counted_by_managers(self) -> bool:
         """Whether torchft counts the steps of the training over all starts."""
         return self._managers.num_steps() is not None
 
-    def _counting(self) -> list[Optimizer]:
-        leading = self.rounds.leading
+    def _counting(self, leading: Hashable | None) -> list[Optimizer]:
         found = [one for one in _living(self._stepped) if id(one) == leading]
         return found or _living(self._made)
 
     def _forget(self, key: int) -> None:
-        if next(iter(self._stepped), None) == key:
-            self._forgotten()
+        is_first = next(iter(self._stepped), None) == key
+        self._forgotten(key, is_first)
         self._stepped.pop(key, None)
         self._stepped_at.pop(key, None)
-        self.rounds.forget(key)
 
 
 def parameters_of(optimizers: list[Optimizer]) -> Iterator[torch.Tensor]:

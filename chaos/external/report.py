@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import socket
 import sys
@@ -67,7 +66,10 @@ class Report:
         if self._socket is None:
             return
         head, before, after = self._parts
-        fields = ",".join([f'"{name}":{_number(figure)}' for name, figure in figures.items()])
+        # `inf - inf` and `nan - nan` are NaN.
+        fields = ",".join(
+            [f'"{name}":{figure if figure - figure == 0 else json.dumps(figure)}' for name, figure in figures.items()]
+        )
         when = f'"time":{time.time():.6f},"monotonic":{now_seconds:.6f}'
         self._lines.append(f'{head}{when}{before}"step":{step}{after}{{{fields}}}}}\n')
         if not self._has_lines.is_set():
@@ -111,7 +113,3 @@ class Report:
 
     def _take(self, event: Event) -> None:
         self._lines.append(event.to_json() + "\n")
-
-
-def _number(figure: float | int) -> str:
-    return repr(figure) if math.isfinite(figure) else json.dumps(figure)

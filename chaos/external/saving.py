@@ -57,19 +57,15 @@ class Saves:
         self._written = written
         self._failed = failed
         self._newest: _Saving | None = None
-        self._last_step: int | None = None
         # Calls within calls: what one saves may consist of files that are saved each by itself.
         self._depth = 0
 
-    def begin(self, step: int) -> bool:
-        """Something is about to be saved after `step`; returns whether it is the first."""
+    def begin(self, step: int) -> None:
+        """Something is about to be saved after `step`."""
         if self._depth == 0 and (self._newest is None or self._newest.step != step):
             self.next_step()
             self._newest = _Saving(step, self._written, self._failed)
         self._depth += 1
-        # The next batch may be fetched before all is saved.
-        is_first, self._last_step = step != self._last_step, step
-        return is_first
 
     def called(self, began_seconds: float, result: Any, path: str | None = None) -> None:
         """The call that began then (CLOCK_MONOTONIC) has returned `result`; it saved to `path`, where that is known."""

@@ -23,7 +23,8 @@ class Rounds:
         self._followed: set[Hashable] = set()
         self._irregular: set[Hashable] = set()
         self._others_steps = 0
-        self._is_open = False
+        # The leading one has stepped, and others are waited for.
+        self.is_open = False
 
     @property
     def leading(self) -> Hashable | None:
@@ -46,27 +47,31 @@ class Rounds:
         self._followed.add(optimizer)
         self._others_steps += 1
         if self._others_steps >= TAKEOVER_STEPS * len(self._followed):
-            self._leading, self._followed, self._awaited, self._is_open = optimizer, set(), set(), False
+            self._leading, self._followed, self._awaited, self.is_open = optimizer, set(), set(), False
             self._others_steps = 0
             return True
-        if self._is_open and self._awaited <= self._followed:
-            self._is_open = False
+        if self.is_open and self._awaited <= self._followed:
+            self.is_open = False
             return True
         return False
 
     def _lead(self) -> bool:
         """The leading one has stepped; returns whether others are waited for."""
+        if not self._followed and not self._awaited:
+            # A single optimizer.
+            self.is_open = False
+            return False
         self._awaited, self._followed = self._followed - self._irregular, set()
         self._others_steps = 0
-        self._is_open = bool(self._awaited)
-        return self._is_open
+        self.is_open = bool(self._awaited)
+        return self.is_open
 
     def new_batch(self) -> bool:
         """The next batch is fetched; returns whether that ends a step in which others were waited for."""
-        if not self._is_open:
+        if not self.is_open:
             return False
         self._irregular |= self._awaited - self._followed
-        self._is_open = False
+        self.is_open = False
         return True
 
     def forget(self, optimizer: Hashable) -> None:

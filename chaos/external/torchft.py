@@ -20,6 +20,7 @@ class Managers:
         """`on_rejected` is called when a manager lets no replica group take the step, which is then done again."""
         self._on_rejected = on_rejected
         self._newest: Callable[[], Any] = lambda: None
+        self.are_any = False
 
     def watch(self) -> Callable[[], None]:
         """From now on; returns what ends it."""
@@ -49,7 +50,7 @@ class Managers:
         @wraps(made)
         def init(manager: Any, *args: Any, **kwargs: Any) -> None:
             made(manager, *args, **kwargs)
-            self._newest = weakref.ref(manager)
+            self._newest, self.are_any = weakref.ref(manager), True
 
         @wraps(commit)
         def should_commit(manager: Any, *args: Any, **kwargs: Any) -> Any:
@@ -62,7 +63,7 @@ class Managers:
         # Scripts make it before the optimizer, with which we begin.
         made_before = [found for found in gc.get_objects() if type(found) is kind]
         if made_before:
-            self._newest = weakref.ref(made_before[-1])
+            self._newest, self.are_any = weakref.ref(made_before[-1]), True
 
         def restore() -> None:
             for name, ours, original in (("__init__", init, made), ("should_commit", should_commit, commit)):

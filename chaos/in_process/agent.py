@@ -62,8 +62,8 @@ class Agent:
         # Phases of which nobody knows the step: whenever they come, from a step on.
         self._open_holds: dict[str, int] = {}
         self._is_called = False
-        # By phase: the first and the last step of the newest steps in a row in which it came.
-        self._runs: dict[str, tuple[int, int]] = {}
+        # By phase: the last of the newest steps in a row in which it came, and their number as far as it is reported.
+        self._runs: dict[str, list[int]] = {}
         # How many effects have begun in this rank.
         self.num_begun = 0
         # What is to be told before the rank is held, and perhaps killed there.
@@ -100,22 +100,25 @@ class Agent:
 
     def announce(self, step: int, phase: str) -> None:
         """Wait here if the injector wants this rank held at (step, phase)."""
-        self._note(step, phase)
+        run = self._runs.get(phase)
+        if run is not None and run[0] == step - 1 and run[1] == STEADY_STEPS:
+            run[0] = step
+        else:
+            self._note(step, phase, run)
         if self._is_alert or (step, phase) in self._holds:
             self._attend(step, phase)
 
-    def _note(self, step: int, phase: str) -> None:
+    def _note(self, step: int, phase: str, run: list[int] | None) -> None:
         """Report that the phase came, unless that is known: a trigger elsewhere is explained with it."""
-        first, last = self._runs.get(phase, (step, None))
-        if last == step or phase in OPEN_PHASES:
+        if phase in OPEN_PHASES or (run is not None and run[0] == step):
             return
-        if last != step - 1:
-            self._runs[phase] = step, step
-            self._send(Came(step, phase, ended=last))
+        if run is None or run[0] != step - 1:
+            self._runs[phase] = [step, 1]
+            self._send(Came(step, phase, ended=None if run is None else run[0]))
             return
-        self._runs[phase] = first, step
-        if (num_steps := step - first + 1) <= STEADY_STEPS:
-            self._send(Came(step, phase, is_steady=num_steps == STEADY_STEPS))
+        run[0] = step
+        run[1] += 1
+        self._send(Came(step, phase, is_steady=run[1] == STEADY_STEPS))
 
     def _attend(self, step: int, phase: str) -> None:
         if self._reader is None and self._connection is not None:

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from chaos.external.phase_tracker import PHASES
+from chaos.external.step_machine import PHASES
 from chaos.external.subject import ExternalSubject
 from chaos.in_process.activations import InjectActivations
 from chaos.in_process.gradients import InjectGradients, KeepGradients

@@ -60,7 +60,7 @@ class Training:
     def __init__(self, start, kind=torch.optim.AdamW, loads=(), **settings):
         self.model = model_of()
         self.optimizer = kind(self.model.parameters(), lr=0.1, **settings)
-        self.optimizers = Optimizers(Managers(lambda: None), lambda: None)
+        self.optimizers = Optimizers(Managers(lambda: None), lambda *_: None)
         self.optimizers.add(self.optimizer)
         self.resumption = Resumption(start, self.optimizers, loads)
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from chaos.external.phase_tracker import PHASES
 from chaos.external.stall_reason import StallReason
+from chaos.external.step_machine import PHASES
 from chaos.external.subject import ExternalSubject
 from chaos.in_process.activations import InjectActivations
 from chaos.in_process.tensors import InjectParameters
