@@ -1,12 +1,12 @@
 """Which start of the job a process belongs to that says at its start that it has RANK (`chaos.external.launch`).
 
-Decides alone: what is there is told to it, and it acts on nothing.
+`Launches` decides without I/O: what it needs of the machine is in each `Launch`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,8 +37,9 @@ class Launch:
 
     `start_count` is the launcher's own count of its starts, from 1; `start_key` what the processes of one start have
     in common. `earlier` is the process of the same rank that the same parent started before. `is_placed`: it has a
-    LOCAL_RANK, so it is no launcher that only inherited RANK. `is_observed`: an agent speaks for it. `is_launcher`: a
-    rank is among the processes that it started. `exit_code` is None while it runs, and where nobody tells it.
+    LOCAL_RANK, so it is no launcher that only inherited RANK. `ancestors` are the processes above it, its parent first.
+    `is_observed`: an agent speaks for it. `is_launcher`: a rank is among the processes that it started. `is_gone`: it
+    was seen not to run any more. `exit_code` is None while it runs, and where it cannot be known.
     """
 
     process: ProcessId
@@ -50,10 +51,12 @@ class Launch:
     start_key: tuple[str, ...]
     is_placed: bool
     began_seconds: float
+    ancestors: tuple[ProcessId, ...] = ()
     attempt: int | None = None
     earlier: Launch | None = None
     is_observed: bool = False
     is_launcher: bool = False
+    is_gone: bool = False
     has_ended: bool = False
     exit_code: int | None = None
 
@@ -73,6 +76,7 @@ class Launch:
             start_key=tuple(environment.get(name, "") for name in _OF_A_START),
             is_placed=bool(environment.get("LOCAL_RANK")),
             began_seconds=began_seconds,
+            ancestors=tuple(ancestors_of(process.local_pid)),
         )
 
 
@@ -97,6 +101,10 @@ class Launches:
     def __len__(self) -> int:
         return len(self._known)
 
+    def processes(self) -> list[ProcessId]:
+        """All that greeted."""
+        return list(self._known)
+
     def of(self, process: ProcessId) -> Launch | None:
         """What is known of that process."""
         return self._known.get(process)
@@ -119,7 +127,7 @@ class Launches:
 
     def add(self, launch: Launch) -> None:
         """It greets. Its attempt is known at once, unless it may be a launcher that inherited RANK."""
-        for ancestor in ancestors_of(launch.process.local_pid):
+        for ancestor in launch.ancestors:
             self._is_launcher(ancestor)
         launch.earlier = self.before(launch)
         if launch.is_placed:
@@ -144,7 +152,7 @@ class Launches:
         self._attempt_of[launch.rank] = max(attempt, self._attempt_of.get(launch.rank, 0))
         return attempt
 
-    def observe(self, process: ProcessId, rank: int, told_attempt: int) -> int:
+    def observe(self, process: ProcessId, rank: int, told_attempt: int, ancestors: Iterable[ProcessId] = ()) -> int:
         """An agent speaks for a process, as `rank`: which attempt of its rank that is.
 
         The launcher's count is believed as long as it counts at all. A process that did not greet takes the place of
@@ -152,7 +160,7 @@ class Launches:
         """
         launch = self._known.get(process)
         if launch is None or launch.is_observed:
-            launch = self._starter_of(process)
+            launch = self._starter_of(ancestors)
         if launch is None:
             attempt = max(told_attempt, self._attempt_of.get(rank, 0) + 1)
         else:
@@ -161,9 +169,9 @@ class Launches:
         self._attempt_of[rank] = max(attempt, self._attempt_of.get(rank, 0))
         return attempt
 
-    def _starter_of(self, process: ProcessId) -> Launch | None:
+    def _starter_of(self, ancestors: Iterable[ProcessId]) -> Launch | None:
         found: Launch | None = None
-        for ancestor in ancestors_of(process.local_pid):
+        for ancestor in ancestors:
             launch = self._known.get(ancestor)
             if launch is not None and not launch.is_observed and launch.is_placed and not launch.is_launcher:
                 found = found or launch
@@ -183,7 +191,7 @@ class Launches:
         own = [one for one in self._known.values() if one.attempt == attempt]
         if not own or any(one.attempt is not None and one.attempt > attempt for one in self._known.values()):
             return False
-        return all(one.start_key != launch.start_key and (one.has_ended or not one.process.is_running()) for one in own)
+        return all(one.start_key != launch.start_key and (one.has_ended or one.is_gone) for one in own)
 
 
 def _is_same_start(earlier: Launch | None, launch: Launch) -> bool:

@@ -10,7 +10,7 @@ import asyncio
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,12 +23,21 @@ from harness.analysis.command.failure_cause import EXITED, PIPE, FailureCause
 from harness.analysis.command.unseen import Unseen
 from harness.analysis.job_failures import job_failed
 from harness.analysis.words import count, exit_text
-from harness.backends.command.endings import deciding_end
+from harness.backends.command.attempts import (
+    AttemptBegan,
+    Attempts,
+    Decision,
+    GroupRejoined,
+    Hello,
+    RankEnded,
+    RankStarted,
+    Stopping,
+    deciding_end,
+)
 from harness.backends.command.failing import FailureFacts, failure_reason, is_pipe
 from harness.backends.command.known_states import KnownStates
-from harness.backends.command.launcher_log import OLD_ADDRESSES, STORE_SETTING, LauncherLog
-from harness.backends.command.launches import Launch, Launches, parent_of, restarts_of
-from harness.backends.command.log_steps import LogSteps
+from harness.backends.command.launcher_log import OLD_ADDRESSES, STORE_SETTING, LauncherLog, LogSteps
+from harness.backends.command.launches import Launch, ancestors_of, parent_of, restarts_of
 from harness.backends.command.processes_by_env import environment_of, listener_on, processes_of_run
 from harness.backends.command.rank_launchers import RankLaunchers, is_shell
 from harness.backends.ending_job import EndingJob
@@ -86,29 +95,13 @@ class CommandRun(EndingJob, ABC):
         self._emitter = emitter
         self.links: LinkHost | None = None
         self._launchers: dict[int, OwnedProcess] = {}
-        self._ranks: dict[int, OwnedProcess] = {}
-        # Whoever was started with RANK, long before it is one of the ranks: these are observed, and can be held.
-        self._launches = Launches()
+        self._attempts = Attempts()
         self._rank_launchers = RankLaunchers(self._is_own)
-        # Of jobs of replica groups that live and die each by itself (torchft), and pid -> rank of those that are back.
-        self._replica_of: dict[int, int] = {}
-        self._coming_back: dict[int, int] = {}
-        self._attempt = 0
-        # Of each process: the rank and the attempt that it was told of with.
-        self._told: dict[ProcessId, tuple[int, int]] = {}
-        self._num_steps = 0
         self._known_states = KnownStates()
-        # A process made an optimizer and no step.
-        self._has_idle = self._has_compiled = False
         self._log_steps: LogSteps | None = None
-        # Of each rank's newest process: its exit code, where it did not say that it had come to its end.
-        self._lost: dict[int, int] = {}
-        self._finished: set[int] = set()
         self._exits: dict[int, asyncio.Task[None]] = {}
         self._waiting: asyncio.Task[None] | None = None
         self._launcher_logs = {node: LauncherLog(log) for node, log in logs.items()}
-        # Of all starts: a launcher blames by the pid that it sees, when the rank may have been started again.
-        self._rank_of_pid: dict[tuple[int, int], int] = {}
         # What the command ended with on each node, in the order of the ends.
         self._codes: dict[int, int] = {}
         self._are_over = asyncio.Event()
@@ -167,11 +160,12 @@ class CommandRun(EndingJob, ABC):
 
     def rank_processes(self, ranks: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
         """The processes of `ranks`, each the one that reported last."""
-        return tuple(self._ranks[rank] for rank in ranks if rank in self._ranks)
+        known = self._attempts.ranks
+        return tuple(known[rank] for rank in ranks if rank in known)
 
     def node_processes(self, nodes: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
         """All ranks of `nodes`, and who starts no others, if that is no rank."""
-        ranks = tuple(owned for rank, owned in self._ranks.items() if self._node_of(rank) in nodes)
+        ranks = tuple(owned for rank, owned in self._attempts.ranks.items() if self._node_of(rank) in nodes)
         known = {one.process for one in ranks}
         launchers = (owned for owned in self._launchers_on(nodes) if owned.process not in known)
         return (*launchers, *ranks, *self._hosts(nodes))
@@ -181,17 +175,18 @@ class CommandRun(EndingJob, ABC):
 
         Where all ranks tell of the same one, and the plan has several, they are nodes in name only, as planned.
         """
-        cluster, told = self._job.cluster(), {owned.node for owned in self._ranks.values()}
+        cluster, known = self._job.cluster(), self._attempts.ranks
+        told = {owned.node for owned in known.values()}
         if len(told) == 1 and cluster.nodes > 1 and not self._has_hosts and rank < cluster.num_ranks:
             return cluster.node_of(rank)
-        return self._ranks[rank].node or 0
+        return known[rank].node or 0
 
     def _launchers_on(self, nodes: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
         """The launchers that end with `nodes`: those that have no rank elsewhere.
 
         Before the first rank has reported, the command's own process, unless that is a shell.
         """
-        if not self._ranks:
+        if not self._attempts.ranks:
             own = (owned for node, owned in self._launchers.items() if node in nodes)
             return tuple(owned for owned in own if not is_shell(owned.process.local_pid))
         found = self._rank_launchers.on(nodes, self._node_of)
@@ -225,7 +220,7 @@ class CommandRun(EndingJob, ABC):
         return ()
 
     def _all(self) -> tuple[OwnedProcess, ...]:
-        return (*self._ranks.values(), *self._launchers.values())
+        return (*self._attempts.ranks.values(), *self._launchers.values())
 
     # ---- what happens ----
 
@@ -238,132 +233,117 @@ class CommandRun(EndingJob, ABC):
         launch = Launch.of(process, environment, time.monotonic()) if is_wanted else None
         if launch is None:
             return
-        earlier = self._launches.before(launch)
-        if earlier is not None and not earlier.process.is_running() and earlier.process.pid in self._exits:
+        earlier = self._attempts.process_before(launch)
+        if earlier is not None and not earlier.is_running() and earlier.pid in self._exits:
             # Whether this is a restart depends on how that one ended.
-            await asyncio.wait({self._exits[earlier.process.pid]}, timeout=REAPED_SECONDS)
-        self._launches.add(launch)
-        if launch.attempt is not None:
-            self._tell_launch(launch, launch.attempt)
-        self._follow_exit(OwnedProcess("rank", process, rank=launch.rank, node=launch.node))
+            await asyncio.wait({self._exits[earlier.pid]}, timeout=REAPED_SECONDS)
+        self._look_for_gone()
+        self._act(self._attempts.greet(launch))
+        self._follow_exit(launch.process)
         # It goes on when this returns, and may be over in a moment: by then its end has to be waited for.
         await asyncio.sleep(0)
-
-    def _tell_launch(self, launch: Launch, attempt: int) -> None:
-        """It is a rank of that attempt."""
-        self._lost.pop(launch.rank, None)
-        self._finished.discard(launch.rank)
-        self._begin_attempt(attempt, launch.world_size, launch.process, launch.began_seconds)
-        owned = OwnedProcess("rank", launch.process, rank=launch.rank, node=launch.node)
-        self._tell_start(owned, launch.rank, attempt, launch.began_seconds)
 
     def on_agent(self, hello: Message, process: ProcessId) -> int:
         """A rank reports for the first time; returns which of its starts this is, from 1.
 
         What the launcher counts is believed as long as it counts at all: a shell loop around a script does not.
         """
-        rank, node = int(hello["rank"]), int(hello["node"])
-        attempt = self._launches.observe(process, rank, int(hello["attempt"]))
-        if environment_of(process.local_pid).get(RUN_VARIABLE) != self._run_id:
+        rank, replica = int(hello["rank"]), hello.get("replica")
+        is_marked = environment_of(process.local_pid).get(RUN_VARIABLE) == self._run_id
+        world_size = int(hello.get("world_size") or 1)
+        if is_marked and not self._attempts.ranks:
+            self._compare_with_plan(world_size, has_groups=replica is not None)
+        reported = Hello(
+            owned=OwnedProcess("rank", process, rank=rank, node=int(hello["node"])),
+            rank=rank,
+            start_count=int(hello["attempt"]),
+            world_size=world_size,
+            ancestors=tuple(ancestors_of(process.local_pid)),
+            blamed_as=self._where(process, hello),
+            replica=None if replica is None else int(replica),
+            is_marked=is_marked,
+        )
+        self._look_for_gone()
+        attempt, decisions = self._attempts.report(reported)
+        if not is_marked:
             self._emitter.emit(
                 Warned(message=f"rank {rank} (pid {process.pid}) is not marked as a process of this run")
             )
             return attempt
-        self._lost.pop(rank, None)
-        self._finished.discard(rank)
-        world_size = int(hello.get("world_size") or 1)
-        replica = hello.get("replica")
-        if replica is not None:
-            self._replica_of[rank] = int(replica)
+        self._rank_launchers.note(rank, process)
+        self._act(decisions)
+        self._follow_exit(process)
+        return attempt
+
+    def _compare_with_plan(self, world_size: int, *, has_groups: bool) -> None:
+        """Warn where the job has another number of ranks than was planned."""
         num_ranks = self._job.cluster().num_ranks
         # How many groups there are need not be known yet.
-        is_other = world_size > num_ranks if replica is not None else world_size != num_ranks
-        if not self._ranks and is_other:
+        if world_size > num_ranks if has_groups else world_size != num_ranks:
             self._emitter.emit(
                 Warned(
                     message=f"the job has {count(world_size, 'rank')}, and the plan expected {num_ranks}: "
                     "give the numbers with --nodes and --gpus-per-node"
                 )
             )
-        if self._others_train_on(rank):
-            self._coming_back[process.pid] = rank
-            attempt_of_job = self._attempt
-        elif replica is not None:
-            # Of the first start each group reports by itself, too.
-            attempt_of_job = self._attempt + (self._attempt == 0 or attempt > 1)
-        else:
-            attempt_of_job = attempt
-        self._begin_attempt(attempt_of_job, world_size, process)
-        owned = OwnedProcess("rank", process, rank=rank, node=node)
-        self._ranks[rank] = owned
-        self._rank_launchers.note(rank, process)
-        self._rank_of_pid[self._where(process, hello)] = rank
-        self._tell_start(owned, rank, attempt_of_job)
-        self._follow_exit(owned)
-        return attempt
 
     def _start_of(self, attempt: int) -> Start:
         """The state of the run, for a rank of that attempt."""
         # The first one that trains continues from nothing that was seen in this run.
-        is_later = attempt > 1 and self._num_steps > 0
+        is_later = attempt > 1 and self._attempts.num_steps > 0
         return Start(is_later, self._known_states.steps_by_digest() if is_later else {})
 
-    def _begin_attempt(
-        self, attempt: int, world_size: int, process: ProcessId, began_seconds: float | None = None
-    ) -> None:
-        """The job's ranks are started for that time, if they were not yet; `process` is that of one of them."""
-        if attempt > self._attempt:
-            self._attempt = attempt
-            num_restarts, max_restarts = restarts_of(environment_of(process.local_pid))
-            self._emitter.emit(
-                AttemptStarted(
-                    attempt_number=attempt,
-                    world_size=world_size,
-                    num_restarts=num_restarts,
-                    max_restarts=max_restarts,
-                ),
-                monotonic_seconds=began_seconds,
-            )
+    def _look_for_gone(self) -> None:
+        self._attempts.see_gone(process for process in self._attempts.running() if not process.is_running())
 
-    def _tell_start(self, owned: OwnedProcess, rank: int, attempt: int, began_seconds: float | None = None) -> None:
-        """Tell once of a rank's process in an attempt: of one that replaces itself (`os.execv`) again."""
-        if self._told.get(owned.process) != (rank, attempt):
-            self._told[owned.process] = rank, attempt
-            parent = parent_of(owned.process.local_pid)
-            started = ProcessStarted(
-                **_started(owned).given(),
-                started_rank=rank,
-                rank_attempt=attempt,
-                parent_pid=None if parent is None else parent.pid,
-            )
-            self._emitter.emit(started, monotonic_seconds=began_seconds)
+    def _act(self, decisions: Iterable[Decision]) -> None:
+        """Report what has been decided."""
+        for decision in decisions:
+            match decision:
+                case AttemptBegan(number, world_size, process, began_seconds):
+                    num_restarts, max_restarts = restarts_of(environment_of(process.local_pid))
+                    begun = AttemptStarted(
+                        attempt_number=number,
+                        world_size=world_size,
+                        num_restarts=num_restarts,
+                        max_restarts=max_restarts,
+                    )
+                    self._emitter.emit(begun, monotonic_seconds=began_seconds)
+                case RankStarted(owned, rank, attempt, began_seconds):
+                    parent = parent_of(owned.process.local_pid)
+                    started = ProcessStarted(
+                        **_started(owned).given(),
+                        started_rank=rank,
+                        rank_attempt=attempt,
+                        parent_pid=None if parent is None else parent.pid,
+                    )
+                    self._emitter.emit(started, monotonic_seconds=began_seconds)
+                case RankEnded(process, rank, attempt, exit_code):
+                    ended = ProcessExited(
+                        role="rank",
+                        exited_pid=process.pid,
+                        exit=exit_code,
+                        exited_rank=rank,
+                        rank_attempt=attempt,
+                    )
+                    self._emitter.emit(ended)
+                case GroupRejoined(attempt, ranks):
+                    self._emitter.emit(Rejoined(epoch=attempt, ranks=ranks))
 
-    def _follow_exit(self, owned: OwnedProcess) -> None:
-        if owned.process.pid not in self._exits:
-            self._exits[owned.process.pid] = asyncio.create_task(self._tell_exit(owned.process))
-
-    def _others_train_on(self, rank: int) -> bool:
-        """Whether ranks of other replica groups are there while those of this one's group are started again."""
-        replica = self._replica_of.get(rank)
-        return rank in self._ranks and any(
-            other in self._replica_of and self._replica_of[other] != replica and owned.process.is_running()
-            for other, owned in self._ranks.items()
-        )
+    def _follow_exit(self, process: ProcessId) -> None:
+        if process.pid not in self._exits:
+            self._exits[process.pid] = asyncio.create_task(self._tell_exit(process))
 
     def note(self, event: Event) -> None:
         """Count the steps, and the ranks that came to their end or back; keep what a later start may continue from."""
         self._facts.note(event)
         self._known_states.note(event)
         if event.kind == "step_committed":
-            self._num_steps += 1
-            if (back := self._coming_back.pop(event.pid, None)) is not None:
-                group = (rank for rank, one in self._replica_of.items() if one == self._replica_of[back])
-                self._emitter.emit(Rejoined(epoch=self._attempt, ranks=tuple(sorted(group))))
+            self._act(self._attempts.commit(event.pid))
         elif event.kind == "ended_without_step":
-            self._has_idle = True
-            self._has_compiled = self._has_compiled or bool(event.fields.get("is_compiled"))
+            self._attempts.end_without_step(is_compiled=bool(event.fields.get("is_compiled")))
         elif event.kind == "rank_finished" and event.rank is not None:
-            self._finished.add(event.rank)
+            self._attempts.finish(event.rank)
 
     def on_out_of_memory(self, why: Exception) -> None:
         """The kernel ended a process of a node: where the command does not get over that, it is told why."""
@@ -373,9 +353,7 @@ class CommandRun(EndingJob, ABC):
         """See `RunningJob`."""
         if self._log_steps is not None:
             return "not_in_log"
-        if self._has_idle and not self._ranks:
-            return "compiled" if self._has_compiled else "nothing_to_do"
-        return "no_step" if self._ranks or self._launches else "no_agent"
+        return self._attempts.why_unseen()
 
     def cannot_begin(self) -> bool:
         """Never: when its launchers are gone it has ended."""
@@ -407,9 +385,9 @@ class CommandRun(EndingJob, ABC):
             self._log_steps.close()
         await self._until_gone(FAREWELL_SECONDS)
         if not self._is_stopping and (left := self._kill_own()):
-            ranks = tuple(sorted({self._told[one][0] for one in left if one in self._told}))
+            ranks = sorted({rank for one in left if (rank := self._attempts.rank_of(one)) is not None})
             pids = tuple(sorted(one.pid for one in left))
-            self._emitter.emit(OrphansEnded(num_processes=len(left), ranks=ranks, pids=pids))
+            self._emitter.emit(OrphansEnded(num_processes=len(left), ranks=tuple(ranks), pids=pids))
         await self._control.drained(FAREWELL_SECONDS)
         if self._outcome.done():
             return
@@ -433,7 +411,7 @@ class CommandRun(EndingJob, ABC):
             self._fail(JobFailed(**failed.given(), exit=code))
             return
         cause = self._facts.cause(log.printed())
-        printed = None if self._num_steps else log.last_lines()
+        printed = None if self._attempts.num_steps else log.last_lines()
         reason = failure_reason(ended, cause, self._logs[node].name, log.last_words(), printed)
         failed = job_failed(Reason("command_failed", sentence=f"{reason}{self._hint(node)}"))
         self._fail(JobFailed(**failed.given(), exit=code, cause=None if cause is None else cause.to_dict()))
@@ -443,7 +421,7 @@ class CommandRun(EndingJob, ABC):
         if self._has_lost_all():
             self._finish("failed")
             return
-        if not self._num_steps:
+        if not self._attempts.num_steps:
             # A pipe hides the exit code of a program that failed.
             cause = self._facts.cause(self._launcher_logs[node].printed())
             self._emitter.emit(
@@ -457,15 +435,13 @@ class CommandRun(EndingJob, ABC):
 
     def _has_lost_all(self) -> bool:
         """Whether no rank came to its end, though the command says that all is well; the job failed then."""
-        lost = {rank: code for rank, code in self._lost.items() if rank not in self._finished}
-        if not lost or lost.keys() < self._ranks.keys():
+        if (lost := self._attempts.last_lost()) is None:
             return False
         node = min(self._logs)
         log, ended = self._launcher_logs[node], "the command ended with exit code 0, but none of its ranks completed"
         cause = self._facts.cause(log.printed())
         if cause is None:
-            rank, code = next(iter(lost.items()))
-            cause = FailureCause(EXITED, rank, exit=code)
+            cause = FailureCause(EXITED, lost[0], exit=lost[1])
         reason = failure_reason(ended, cause, self._logs[node].name, "")
         hint = f". {PIPE}" if is_pipe(self._job.command) else ""
         failed = job_failed(Reason("no_rank_completed", sentence=f"{reason}{hint}"))
@@ -483,32 +459,10 @@ class CommandRun(EndingJob, ABC):
             self._finish("failed")
 
     async def _tell_exit(self, process: ProcessId) -> None:
-        """Say so when a rank ends."""
+        """Wait for its end."""
         code = await exit_of(process)
         self._exits.pop(process.pid, None)
-        launch = self._launches.of(process)
-        if launch is not None:
-            launch.has_ended, launch.exit_code = True, code
-            if launch.attempt is None and not launch.is_launcher:
-                # No agent spoke for it, and it started no rank: it was one itself, which took no step.
-                self._tell_launch(launch, self._launches.place(launch))
-        if process not in self._told or (launch is not None and self._launches.is_beside_another(launch)):
-            return
-        # It may have replaced itself (`os.execv`) and reported again.
-        rank, attempt = self._told[process]
-        if code and self._is_newest(process, rank):
-            self._lost[rank] = code
-        self._emitter.emit(
-            ProcessExited(role="rank", exited_pid=process.pid, exit=code, exited_rank=rank, rank_attempt=attempt)
-        )
-
-    def _is_newest(self, process: ProcessId, rank: int) -> bool:
-        """Whether no later process is known of the rank."""
-        observed, launch = self._ranks.get(rank), self._launches.newest(rank)
-        is_observed = observed is not None and observed.process == process
-        if launch is None or launch.attempt is None or launch.is_launcher:
-            return is_observed
-        return launch.process == process or (is_observed and launch.is_observed)
+        self._act(self._attempts.end(process, code))
 
     def _tell_culprits(self) -> None:
         """Say whom the launcher blames; a process that has not reported as a rank is nobody whom a fault can affect."""
@@ -518,7 +472,7 @@ class CommandRun(EndingJob, ABC):
                 for line in lines:
                     self._log_steps.feed(line)
             for pid in log.culprits(lines):
-                if (rank := self._rank_of_pid.get((node, pid))) is not None:
+                if (rank := self._attempts.blamed(node, pid)) is not None:
                     self._emitter.emit(CulpritNamed(ranks=(rank,), how="torchrun"))
 
     # ---- stopping ----
@@ -527,14 +481,17 @@ class CommandRun(EndingJob, ABC):
         """SIGTERM to the launchers, so that they can end their ranks in order; then SIGKILL to all that is left."""
         self._is_stopping = True
         self._finish("stopped")
-        if running := [owned for owned in self._launchers.values() if owned.process.is_running()]:
-            for owned in running:
-                owned.process.signal(signal.SIGTERM)
-                # A stopped process takes no SIGTERM.
-                owned.process.signal(signal.SIGCONT)
-            await self._until_gone(STOP_TIMEOUT_SECONDS)
-        deadline = asyncio.get_running_loop().time() + STOP_TIMEOUT_SECONDS
-        while self._kill_own() and asyncio.get_running_loop().time() < deadline:
+        clock = asyncio.get_running_loop()
+        launchers = [owned.process for owned in self._launchers.values() if owned.process.is_running()]
+        stopping = Stopping(STOP_TIMEOUT_SECONDS, has_launchers=bool(launchers))
+        while (act := stopping.act(clock.time(), has_processes=bool(self._own_processes()))) != "over":
+            if act == "ask":
+                for process in launchers:
+                    process.signal(signal.SIGTERM)
+                    # A stopped process takes no SIGTERM.
+                    process.signal(signal.SIGCONT)
+            elif act == "kill":
+                self._kill_own()
             await asyncio.sleep(SEARCH_POLL_SECONDS)
         await self._bury()
         if exits := list(self._exits.values()):
@@ -548,7 +505,7 @@ class CommandRun(EndingJob, ABC):
 
     def leftovers(self) -> tuple[OwnedProcess, ...]:
         """The processes of the command that still run, by their environment."""
-        known = {owned.process: owned for owned in self._ranks.values()}
+        known = {owned.process: owned for owned in self._attempts.ranks.values()}
         return tuple(known.get(process, OwnedProcess("launcher", process)) for process in self._own_processes())
 
     def _kill_own(self) -> list[ProcessId]:

@@ -113,7 +113,7 @@ class ContainerCommand(CommandRun):
         Says so when a rank is on another node than targets count on; two at once on two nodes end the job.
         """
         rank, node, cluster = int(hello["rank"]), int(hello["node"]), self._job.cluster()
-        twin = self._ranks.get(rank)
+        twin = self._attempts.ranks.get(rank)
         # A launcher that starts its ranks again may do that on another node, and counts it.
         if twin is not None and twin.node != node and int(hello["attempt"]) == 1 and twin.process.is_running():
             sentence = _not_one_job(rank, (int(twin.node or 0), node))

@@ -8,7 +8,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from chaos.experiment.command_job import CommandConfig
-from harness.backends.command.run import deciding_end
+from harness.backends.command.attempts import deciding_end
 from harness.backends.command.start import NOT_FOUND, SITE_FOLDER, node_environment, with_site
 from harness.backends.docker.command import job_logs
 

@@ -1,7 +1,5 @@
 """Which attempt a process that was started with RANK belongs to, by values alone."""
 
-import os
-
 import pytest
 
 from harness.backends.command.launches import Launch, Launches
@@ -17,7 +15,7 @@ def process(number):
     return ProcessId(NOBODY + number, 1)
 
 
-def launch(pid, rank, *, parent=1, count=1, key="a", is_placed=True):
+def launch(pid, rank, *, parent=1, count=1, key="a", is_placed=True, ancestors=()):
     return Launch(
         process=process(pid),
         parent=process(1000 + parent),
@@ -28,6 +26,7 @@ def launch(pid, rank, *, parent=1, count=1, key="a", is_placed=True):
         start_key=(key,),
         is_placed=is_placed,
         began_seconds=0.0,
+        ancestors=tuple(ancestors),
     )
 
 
@@ -117,44 +116,27 @@ def test_a_process_may_have_another_rank_in_its_process_group_than_it_was_starte
     assert launches.observe(process(1), 3, 1) == 1
 
 
-def here(rank, *, is_placed):
-    """A process that runs: this one. What it starts are the processes of the test."""
-    return Launch(ProcessId.of(os.getpid()), None, rank, 0, 1, 1, ("a",), is_placed, 0.0)
+def test_a_launcher_that_inherited_rank_is_none():
+    launches, launcher = Launches(), launch(8, 0, is_placed=False)
+    assert add(launches, launcher) == [None]
+    assert add(launches, launch(1, 0, ancestors=[launcher.process]), launch(2, 1)) == [1, 1]
+    assert launcher.is_launcher
 
 
-@pytest.fixture
-def child(monkeypatch):
-    """A process that this one is said to have started."""
-    started = process(1)
-    monkeypatch.setattr(
-        "harness.backends.command.launches.ancestors_of",
-        lambda pid: [ProcessId.of(os.getpid())] if pid == started.pid else [],
-    )
-    return started
+def test_a_launcher_that_inherited_rank_and_whose_rank_does_not_greet():
+    launches, launcher = Launches(), launch(8, 0, is_placed=False)
+    add(launches, launcher)
+    assert launches.observe(process(1), 0, 1, [launcher.process]) == 1
+    assert launcher.is_launcher
 
 
-def test_a_launcher_that_inherited_rank_is_none(child):
-    launches = Launches()
-    assert add(launches, here(0, is_placed=False)) == [None]
-    assert add(launches, launch(1, 0), launch(2, 1)) == [1, 1]
-    assert launches.of(ProcessId.of(os.getpid())).is_launcher
-
-
-def test_a_launcher_that_inherited_rank_and_whose_rank_does_not_greet(child):
-    launches = Launches()
-    add(launches, here(0, is_placed=False))
-    assert launches.observe(child, 0, 1) == 1
-    assert launches.of(ProcessId.of(os.getpid())).is_launcher
-
-
-def test_a_wrapper_in_python_lends_its_attempt_to_the_script_that_it_starts_once(child):
+def test_a_wrapper_in_python_lends_its_attempt_to_the_script_that_it_starts_once():
     launches = Launches()
     assert add(launches, launch(9, 0), ended=1) == [1]
-    wrapper = here(0, is_placed=True)
-    wrapper.start_count = 2
+    wrapper = launch(8, 0, count=2)
     assert add(launches, wrapper) == [2]
-    assert launches.observe(child, 0, 2) == 2
-    assert launches.observe(child, 0, 2) == 3
+    assert launches.observe(process(1), 0, 2, [wrapper.process]) == 2
+    assert launches.observe(process(1), 0, 2, [wrapper.process]) == 3
 
 
 def test_alone_with_rank_and_without_a_local_one_it_is_a_rank_when_it_says_so_or_has_ended():
