@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
@@ -20,6 +20,7 @@ from chaos.language.trigger import Duration
 from chaos.language.validation_errors import said
 from mecefo_runtime.job.config import MAX_RANKS
 from mecefo_runtime.job.layout import Cluster
+from mecefo_runtime.job.traits import OF_COMMAND, JobTraits
 
 
 def _argument(text: object) -> str:
@@ -72,6 +73,10 @@ _COMMAND_SCHEMA = {
 Argument = Annotated[str, Field(max_length=_MAX_WORD), AfterValidator(said(_argument))]
 
 
+PHASES_OF_A_COMMAND = ("data", "forward", "backward", "optimizer", "commit", "checkpoint")
+"""The phases of a step that can be seen in a script that was not changed: its reductions cannot."""
+
+
 class SavedIn(Said):
     """Where a script saves its checkpoints: its `folder`, from where the command runs."""
 
@@ -90,6 +95,12 @@ class CommandJob(Said):
     `stall_timeout` after that. It runs in `folder`, by default where chaos does. `reset` is a shell command that puts
     it back to its beginning, before each start of it: `rm -rf checkpoints`.
     """
+
+    traits: ClassVar[JobTraits] = OF_COMMAND
+    # The phases at which a rank can be held, and the roles of processes beside the ranks.
+    phases: ClassVar[tuple[str, ...]] = PHASES_OF_A_COMMAND
+    roles: ClassVar[tuple[str, ...]] = ("launcher", "store")
+    snapshots: ClassVar[None] = None
 
     runtime: Literal["command"] = Field(description="your own training script, started by `command`")
     command: Annotated[list[Argument], BeforeValidator(said(words_of_command)), WithJsonSchema(_COMMAND_SCHEMA)] = (
@@ -203,6 +214,10 @@ class CommandCheckpoint:
 class CommandConfig:
     """A command to run, with its shape; `steps` None: not known beforehand."""
 
+    traits: ClassVar[JobTraits] = OF_COMMAND
+    # Its silence says nothing.
+    heartbeat_timeout_seconds: ClassVar[float] = 0.0
+
     command: tuple[str, ...]
     nodes: int = 1
     gpus_per_node: int = 1
@@ -220,6 +235,10 @@ class CommandConfig:
         steps = "steps not known beforehand" if self.steps is None else f"{self.steps} steps"
         nodes = f"{self.nodes} {'node' if self.nodes == 1 else 'nodes'}"
         return f"{command_text(self.command)}: {nodes} x {self.gpus_per_node} ranks, {steps}"
+
+    def step_timeout_seconds(self, *, has_steps: bool) -> float:
+        """How long it may take without a step, the first one or a later one."""
+        return self.stall_timeout_seconds if has_steps else self.startup_timeout_seconds
 
     def cluster(self) -> Cluster:
         """Its ranks as targets see them: every rank is a replica, or as many in a row as `data_parallel` leaves."""
@@ -273,5 +292,3 @@ def command_text(command: Sequence[str]) -> str:
 
 
 NO_REPAIR = f"the job is a command, and only its own launcher restarts lost ranks: leave {setting('repair')} out"
-PHASES_OF_A_COMMAND = ("data", "forward", "backward", "optimizer", "commit", "checkpoint")
-"""The phases of a step that can be seen in a script that was not changed: its reductions cannot."""

@@ -8,10 +8,10 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from chaos.errors import UsageError, nearest, setting, shown
-from chaos.experiment.command_job import NO_REPAIR, PHASES_OF_A_COMMAND, CommandJob
+from chaos.experiment.command_job import NO_REPAIR, CommandJob
 from chaos.experiment.experiment import Experiment
 from chaos.experiment.fault_spec import PARAMETERS, FaultSpec
-from chaos.experiment.job import ROLES_OF_RUNTIME, Job
+from chaos.experiment.job import Job
 from chaos.language.launcher import ranks_of_command
 from chaos.language.quantities import bytes_text
 from chaos.language.target import ResolvedTarget, resolve
@@ -174,7 +174,7 @@ def _about_time(
     parameters = kind.Parameters.model_validate(fault.parameters)
     phases = kind.phases_for(parameters)
     if step is not None and phases is not None and fault.at.phase not in phases:
-        seen = phases if isinstance(job, Job) else [phase for phase in phases if phase in PHASES_OF_A_COMMAND]
+        seen = [phase for phase in phases if phase in job.phases]
         message = f"is too late in a step for {fault.kind} to have an effect in it: choose {', '.join(seen)}"
         problems.add((*where, "at", "phase"), message)
     if fault.lifetime is not None and not (kind.has_lifetime and kind(parameters).lasts()):
@@ -191,13 +191,13 @@ def _ends_by(fault: FaultSpec, kind: type[Fault[Any]], job: Job | CommandJob) ->
     leave_out = f"leave {setting('for')} out"
     if not kind.is_loss:
         return f"it is over at once: {leave_out}"
-    if isinstance(job, CommandJob):
+    if job.traits.restarts_by_launcher:
         return f"its target is gone until the command's own launcher restarts it: {leave_out}"
     if fault.on is not None and fault.on.role is not None:
         return f"the {fault.on.role} is started again by itself, at once: {leave_out}"
     lifetime, step = fault.lifetime, fault.at.step
     assert lifetime is not None
-    is_too_long = step is not None and lifetime.steps is not None and step + lifetime.steps > job.steps
+    is_too_long = bool(step and lifetime.steps and job.steps and step + lifetime.steps > job.steps)
     repair = setting("repair") if is_too_long else setting("repair", lifetime)
     return f"the target is gone until the repair: write {repair} instead"
 
@@ -252,9 +252,9 @@ def _about_phase(fault: FaultSpec, job: Job | CommandJob) -> str | None:
         if fault.at.at_seconds is None and fault.at.phase in SNAPSHOT_PHASES:
             return _about_snapshots(fault, job)
         return _about_checkpoints(fault, job) if fault.at.phase == "checkpoint" else None
-    if fault.at.at_seconds is not None or fault.at.phase in PHASES_OF_A_COMMAND:
+    if fault.at.at_seconds is not None or fault.at.phase in job.phases:
         return None
-    return f"the phases that can be seen in a script that was not changed are {', '.join(PHASES_OF_A_COMMAND)}"
+    return f"the phases that can be seen in a script that was not changed are {', '.join(job.phases)}"
 
 
 def _about_checkpoints(fault: FaultSpec, job: Job) -> str | None:
@@ -294,14 +294,13 @@ def _about_target(
     where: KeyPath,
     problems: Problems,
 ) -> None:
-    if isinstance(job, CommandJob) and fault.repair not in (None, "none"):
+    if job.traits.restarts_by_launcher and fault.repair not in (None, "none"):
         problems.add((*where, "repair"), NO_REPAIR)
     if target.role is None:
         return
-    roles = ROLES_OF_RUNTIME.get(job.runtime)
-    if roles is not None and target.role not in roles:
-        message = f"a job of the runtime {job.runtime} has no {target.role}: there is {', '.join(roles)}"
+    if target.role not in job.roles:
+        message = f"a job of the runtime {job.runtime} has no {target.role}: there is {', '.join(job.roles)}"
         problems.add((*where, "on"), message)
-    elif fault.repair is not None and kind.is_loss and isinstance(job, Job):
+    elif fault.repair is not None and kind.is_loss and not job.traits.restarts_by_launcher:
         message = f"the {target.role} is started again by itself, at once: leave {setting('repair')} out"
         problems.add((*where, "repair"), message)

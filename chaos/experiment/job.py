@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -20,6 +20,7 @@ from chaos.experiment.fields import (
 )
 from chaos.experiment.settings import SettingsText, config_values, model_of, with_texts
 from chaos.language.quantities import BytesText
+from chaos.language.trigger import OPEN_PHASES, PHASES
 from mecefo_runtime.job.config import (
     PRESETS,
     ApproximationConfig,
@@ -31,6 +32,7 @@ from mecefo_runtime.job.config import (
     SnapshotConfig,
     quality_of,
 )
+from mecefo_runtime.job.traits import OF_RUNTIME, JobTraits
 from mecefo_runtime.planners import fixed_settings, goes_back_to, places_shards, with_fixed_settings
 from mecefo_runtime.prediction.device_model import DeviceModel, emulating, rescaled
 from mecefo_runtime.stacks.placement import DoesNotFit, Placement
@@ -38,8 +40,6 @@ from mecefo_runtime.stacks.placement import DoesNotFit, Placement
 _DEFAULTS = JobConfig()
 # How often a job that can only go back to a checkpoint writes one, if it is not said.
 DEFAULT_CHECKPOINT_STEPS = 20
-# Which roles are processes of their own, by runtime.
-ROLES_OF_RUNTIME = {"mecefo": ("coordinator",), "command": ("launcher", "store")}
 
 
 class _BuiltIn(SettingsText, frozen=True):
@@ -123,6 +123,11 @@ class Job(_JobSettings, frozen=True):
     `nodes_per_rack` says which nodes can be affected together as a rack; the runtime spreads protection over racks. The
     key `degraded_share_limit` is older than `quality`, and is it where it is given.
     """
+
+    traits: ClassVar[JobTraits] = OF_RUNTIME
+    # The phases at which a rank can be held, and the roles of processes beside the ranks.
+    phases: ClassVar[tuple[str, ...]] = (*PHASES, *OPEN_PHASES)
+    roles: ClassVar[tuple[str, ...]] = ("coordinator",)
 
     # What a user writes in another way than the runtime has it; all else is in the settings.
     model: ModelName = "llama-tiny"  # type: ignore[assignment]

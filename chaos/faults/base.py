@@ -224,8 +224,8 @@ class Emit(Protocol):
 class RunContext:
     """What is known of a run before it starts.
 
-    `checkpoint_folder` None: in the run's own folder, or no checkpoints; of a command, which is one with `is_command`:
-    the user has named none.
+    `checkpoint_folder` None: in the run's own folder, or no checkpoints; where a script
+    `keeps_own_checkpoints`: the user has named none.
     `sees_mounts`: what is mounted on the run's folders when the ranks run already is there for them too.
     `ranks_are_hosts`: the ranks of a node talk over links too, since the node is one in name only.
     `node_memory_bytes`: what all that runs on a node may use together; None: there is no such limit.
@@ -236,7 +236,7 @@ class RunContext:
     sees_mounts: bool = True
     ranks_are_hosts: bool = False
     node_memory_bytes: int | None = None
-    is_command: bool = False
+    keeps_own_checkpoints: bool = False
 
 
 @dataclass(frozen=True, slots=True)

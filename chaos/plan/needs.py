@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 
 from chaos.errors import UsageError, nearest, setting
 from chaos.experiment.experiment import Experiment
-from chaos.experiment.job import Job
 
 _CHECKPOINTS = f"a job that writes checkpoints: give it {setting('job.checkpoint.every_steps', 20)}"
 _KEEPS_SNAPSHOTS = setting("job.snapshots.every", 1)
@@ -30,16 +29,16 @@ NEEDS: Mapping[str, str] = {
 def capabilities_of(experiment: Experiment) -> frozenset[str]:
     """What an experiment offers for certain, on whatever machine; that may add "cuda", "root" and, locally, "links"."""
     job = experiment.job
-    has_checkpoints = isinstance(job, Job) and job.checkpoint is not None
+    # Whether a script saves anything shows when it does.
+    has_checkpoints = job.traits.keeps_own_checkpoints or job.checkpoint is not None
     offered = {
         "links": experiment.backend == "docker",
-        "own-runtime": job.runtime == "mecefo",
-        # Of a command, whether it saves anything shows when it does.
-        "checkpoints": has_checkpoints or job.runtime == "command",
+        "own-runtime": not job.traits.is_user_script,
+        "checkpoints": has_checkpoints,
         # Whether it has any shows when it loads.
-        "data-workers": job.runtime == "command",
-        "snapshots": isinstance(job, Job) and job.snapshots is not None,
-        "checkpoint-phase": has_checkpoints or job.runtime == "command",
+        "data-workers": job.traits.is_user_script,
+        "snapshots": job.snapshots is not None,
+        "checkpoint-phase": has_checkpoints,
     }
     return frozenset(need for need, is_there in offered.items() if is_there)
 

@@ -16,6 +16,7 @@ from chaos.errors import UsageError
 from chaos.faults import registry
 from chaos.language.trigger import Trigger
 from chaos.plan.schedule import DEFAULT_KILL_REPAIR
+from mecefo_runtime.job.traits import JobTraits, traits_of
 from mecefo_runtime.system.events import MAIN_JOB, Event
 
 # What says which faults there are; all else of an experiment is kept.
@@ -35,9 +36,9 @@ class Recorded:
     started_in: str | None = None
 
     @property
-    def is_command(self) -> bool:
-        """Whether the job is the user's own training script."""
-        return bool(self.experiment["job"]["runtime"] == "command")
+    def traits(self) -> JobTraits:
+        """What kind of job it is."""
+        return traits_of(self.experiment["job"]["runtime"])
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Recorded:
@@ -95,7 +96,7 @@ def explicit(recorded: Recorded, faults: Sequence[Mapping[str, Any]], name: str)
     A command runs where it ran: its arguments may name files from there.
     """
     kept = {key: value for key, value in recorded.experiment.items() if key not in _SCHEDULE_KEYS}
-    if recorded.is_command and recorded.started_in is not None:
+    if recorded.started_in is not None:
         job = kept["job"]
         kept["job"] = {**job, "folder": str(Path(recorded.started_in) / (job.get("folder") or "."))}
     return {**kept, "name": name, "faults": without_late_repairs(faults, (kept.get("job") or {}).get("steps"))}
@@ -131,7 +132,7 @@ def _explicit(plan: Mapping[str, Any], recorded: Recorded) -> list[dict[str, Any
         if steps is not None or seconds is not None:
             fault[name] = f"{steps}steps" if steps is not None else f"{seconds}s"
     kind = registry().get(plan["fault"])
-    is_repairable = not recorded.is_command and plan.get("role") is None
+    is_repairable = not recorded.traits.restarts_by_launcher and plan.get("role") is None
     if "repair" not in fault and kind is not None and kind.is_loss and is_repairable:
         fault["repair"] = "none"
     if plan.get("retrigger", "once") != "once":

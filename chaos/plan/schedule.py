@@ -9,7 +9,6 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from chaos.errors import UsageError, setting
-from chaos.experiment.command_job import CommandJob
 from chaos.experiment.experiment import Experiment
 from chaos.experiment.fault_spec import FaultSpec
 from chaos.experiment.profile import (
@@ -112,7 +111,7 @@ def make_plan(
         drafts += from_profile
     placed = _place(drafts, experiment, cluster, notes)
     notes += _late_repairs(placed, job.steps)
-    if isinstance(job, CommandJob):
+    if job.traits.restarts_by_launcher:
         # Who is down when is its launcher's doing, and to lose all ranks at once what it may be there to survive.
         _check_limits(placed, experiment, cluster)
     else:
@@ -152,7 +151,7 @@ def _firings(
             kind=kind,
             on=fault.on,
             trigger=trigger,
-            repair=None if isinstance(experiment.job, CommandJob) else _repair(fault, kind),
+            repair=None if experiment.job.traits.restarts_by_launcher else _repair(fault, kind),
             lifetime=fault.lifetime or kind.default_lifetime if kind.has_lifetime else None,
             parameters=fault.parameters,
             retrigger=fault.retrigger,
@@ -174,7 +173,6 @@ def _failures(
     if num_steps is None:
         message = f"a profile is spread over the job's steps: say how many they are: {setting('job.steps', 560)}"
         raise UsageError(message, key=_PROFILE)
-    is_command = isinstance(experiment.job, CommandJob)
     covered = coverage(profile, registry, capabilities, num_nodes=experiment.job.nodes or 1)
     missing = "; ".join(f"{failure.name} {failure.count}: {why}" for failure, why in covered.left_out)
     if not covered.classes:
@@ -196,7 +194,7 @@ def _failures(
                 kind=kind,
                 on=failure.failure_class.target,
                 trigger=Trigger(step=failure.step),
-                repair=DEFAULT_KILL_REPAIR if kind.is_loss and not is_command else None,
+                repair=None if not kind.is_loss or experiment.job.traits.restarts_by_launcher else DEFAULT_KILL_REPAIR,
                 lifetime=(kind.default_lifetime or DEFAULT_LIFETIME) if kind.has_lifetime else None,
                 parameters=kind.Parameters.model_validate({}).model_dump(mode="json"),
                 is_optional=True,
@@ -217,7 +215,7 @@ def _place(drafts: list[_Draft], experiment: Experiment, cluster: Cluster, notes
         try:
             one = _inject_into(draft, experiment, cluster, placed.values())
             why = None
-            if draft.may_be_left_out and not isinstance(experiment.job, CommandJob):
+            if draft.may_be_left_out and not experiment.job.traits.restarts_by_launcher:
                 why = is_possible(one, placed.values(), cluster, experiment.limits)
         except UsageError as error:
             if not draft.may_be_left_out:
@@ -273,7 +271,7 @@ def _inject_into(draft: _Draft, experiment: Experiment, cluster: Cluster, others
         may_be_left_out=draft.may_be_left_out,
     )
     here = Placed(anywhere, draft.key, draft.interval, kind.exclusive)
-    taken = set() if isinstance(experiment.job, CommandJob) else taken_ranks(here, others)
+    taken = set() if experiment.job.traits.restarts_by_launcher else taken_ranks(here, others)
     racks = experiment.job.nodes_per_rack
     try:
         target = resolve(draft.on, cluster, kind.scope, _rng(draft.rng_stream), unavailable=taken, nodes_per_rack=racks)

@@ -15,7 +15,6 @@ from itertools import pairwise
 from math import fsum, inf, prod
 
 from harness.analysis.attribution import COORDINATOR, UnplannedLoss
-from harness.analysis.command.attempts import COMMAND_RUNTIME
 from harness.analysis.contained import charge
 from harness.analysis.incident import MeasuredIncident
 from harness.analysis.regroups import Stall, joined_times, overlaps
@@ -340,7 +339,7 @@ def _incident_claims(incident: MeasuredIncident, timeline: Timeline) -> Iterable
         yield Claim(incident.struck, incident.detected, Strength.DETECTION, "detection", incident.incident)
         yield from _thrown_away(timeline, incident.struck, incident.incident)
     elif timeline.continued(incident) is False and not incident.is_left_out:
-        if timeline.runtime != COMMAND_RUNTIME:
+        if not timeline.traits.restarts_by_launcher:
             yield Claim(injected, timeline.ended_seconds, Strength.DETECTION, "detection", incident.incident)
         elif not timeline.restarts or timeline.restarts[-1][0] < injected:
             # Nothing was started again.

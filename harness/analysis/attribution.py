@@ -152,8 +152,8 @@ class _Effects:
     a loss costs does not go with the number of faults before it.
     """
 
-    def __init__(self, *, is_command: bool) -> None:
-        self._is_command = is_command
+    def __init__(self, *, restarts_by_launcher: bool) -> None:
+        self._restarts_by_launcher = restarts_by_launcher
         self._numbers: dict[int, int] = {}
         self._every: list[Effect] = []
         self._instants: list[Effect] = []
@@ -255,7 +255,7 @@ class _Effects:
         return tuple(sorted(incidents, key=self._numbers.__getitem__))
 
     def _spans(self, effect: Effect) -> Sequence[tuple[float, float]]:
-        if not self._is_command:
+        if not self._restarts_by_launcher:
             return effect.spans
         return (*effect.spans, (effect.injected, inf if effect.progressed is None else effect.progressed))
 
@@ -372,13 +372,13 @@ class UnplannedLoss:
 class Attribution:
     """The losses of a job and the faults that explain them; `main` holds its records by time."""
 
-    def __init__(self, main: Sequence[Record], steps: Steps, *, is_command: bool = False) -> None:
-        self._is_command = is_command
+    def __init__(self, main: Sequence[Record], steps: Steps, *, restarts_by_launcher: bool = False) -> None:
+        self._restarts_by_launcher = restarts_by_launcher
         # By attempt of a command: the rank that ended first, otherwise than it should.
         self._failed: dict[int, ProcessExited] = {}
         self._finished_pids: set[int] = set()
         self.effects: dict[int, Effect] = {}
-        self._known = _Effects(is_command=is_command)
+        self._known = _Effects(restarts_by_launcher=restarts_by_launcher)
         self._killers = _Killers()
         self.losses: list[Loss] = []
         # The newest loss of each, and those of which it is not back yet.
@@ -395,7 +395,7 @@ class Attribution:
         self._regroups: list[float] = []
         # Effects on the coordinator that is not back yet.
         self._coordinators_lost: list[Effect] = []
-        self._starts = Starts(main) if is_command else None
+        self._starts = Starts(main) if restarts_by_launcher else None
         self._is_ending = False
         # The coordinator said goodbye: what still runs is ended by the tool.
         self._is_over = False
@@ -485,7 +485,7 @@ class Attribution:
             case Injected():
                 self._inject(record)
             case Aborted() | Halted() | Interrupted() | JobFailed():
-                if isinstance(record, JobFailed) and self._is_command:
+                if isinstance(record, JobFailed) and self._restarts_by_launcher:
                     self._end_last_attempt()
                 # From then on the tool itself ends what still runs.
                 self._is_ending = True
@@ -493,7 +493,7 @@ class Attribution:
                 self._tell(self.effects[record.incident], record)
             case RankFinished():
                 self._finished_pids.add(record.pid)
-            case ProcessExited(role="rank", rank_attempt=int(attempt)) if self._is_command:
+            case ProcessExited(role="rank", rank_attempt=int(attempt)) if self._restarts_by_launcher:
                 is_goodbye = record.exit == 0 or (record.exit is None and record.exited_pid in self._finished_pids)
                 # When its launchers are gone, the tool ends what they left behind.
                 is_left_behind = record.exit == -SIGKILL and self._launchers_are_gone
@@ -611,7 +611,7 @@ class Attribution:
         loss = Loss(lost, at, how, committed, step)
         if ended is not None and (last < 0 or ended.monotonic_seconds > committed):
             loss.since, loss.exit_code = ended.monotonic_seconds, ended.exit
-        if self._is_command and ended is not None:
+        if self._restarts_by_launcher and ended is not None:
             loss.pid, loss.attempt = ended.exited_pid, ended.rank_attempt
         self._explain(loss, ended)
         if loss.incident is not None or not self._is_ending:
@@ -657,7 +657,7 @@ class Attribution:
                 before.incident = effect.incident
 
     def _explain(self, loss: Loss, ended: ProcessExited | None) -> None:
-        if self._is_command:
+        if self._restarts_by_launcher:
             self._explain_end(loss, ended)
             return
         own = self._known.explaining(loss.lost, loss.at, loss.how)

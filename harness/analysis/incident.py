@@ -284,8 +284,8 @@ class MeasuredIncident:
 class _Told:
     """The records of a job that tell of its incidents and of its members, by time."""
 
-    def __init__(self, main: Sequence[Record], *, is_command: bool) -> None:
-        self._starts = Starts(main) if is_command else None
+    def __init__(self, main: Sequence[Record], *, restarts_by_launcher: bool) -> None:
+        self._starts = Starts(main) if restarts_by_launcher else None
         self.plans: dict[int, PlannedIncident] = {}
         self.firsts: dict[int, dict[type[Record], OfIncident]] = {}
         self._times: dict[type[Record], list[float]] = {}
@@ -309,10 +309,15 @@ class _Told:
 
 
 def read_incidents(
-    main: Sequence[Record], steps: Steps, stalls: Sequence[Stall], attribution: Attribution, *, is_command: bool
+    main: Sequence[Record],
+    steps: Steps,
+    stalls: Sequence[Stall],
+    attribution: Attribution,
+    *,
+    restarts_by_launcher: bool,
 ) -> tuple[MeasuredIncident, ...]:
     """The incidents of a job; `main` holds its records by time."""
-    told = _Told(main, is_command=is_command)
+    told = _Told(main, restarts_by_launcher=restarts_by_launcher)
     injections = {
         i: injected for i, firsts in told.firsts.items() if isinstance(injected := firsts.get(Injected), Injected)
     }
@@ -330,8 +335,8 @@ def read_incidents(
         if i in injections:
             own = OwnStalls(detections.get(i), causes, stalls)
             lost = detections.get(i), attribution.effects[i].rejoined
-            known |= _phases(injections[i], firsts, *lost, told, steps, own, is_command)
-            known["is_of_launcher"] = is_command and is_of_launcher(injections[i])
+            known |= _phases(injections[i], firsts, *lost, told, steps, own, restarts_by_launcher)
+            known["is_of_launcher"] = restarts_by_launcher and is_of_launcher(injections[i])
             # Where nothing shows a recovery, all steps that began after it were left out, or are those of orphans.
             began_later = _struck(injections[i], lost[0]) < newest_began
             known["is_left_out"] = known["committed"] is None and began_later and not known["is_of_launcher"]
@@ -387,7 +392,7 @@ def _phases(
     told: _Told,
     steps: Steps,
     stalls: OwnStalls,
-    is_command: bool,
+    restarts_by_launcher: bool,
 ) -> dict[str, Any]:
     """When an incident that fired came to each of its phases."""
     injected, ranks = injection.monotonic_seconds, injection.ranks
@@ -404,7 +409,7 @@ def _phases(
         if stall.is_loss and stall.regrouped_seconds is not None
     ]
     lifted = _at(firsts, RepairStarted)
-    if lifted is None and is_command and injection.is_loss:
+    if lifted is None and restarts_by_launcher and injection.is_loss:
         lifted = committed
     elif lifted is None and injection.is_loss and not ranks:
         lifted = told.first_of(CoordinatorRestarted, injected)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from math import isfinite
 from statistics import fmean
 
-from harness.analysis.command.attempts import COMMAND_RUNTIME
 from harness.analysis.steps import CommittedStep
 from harness.analysis.timeline import Timeline
 from mecefo_runtime.model.data import checksum, samples_of_step
@@ -72,7 +71,7 @@ def count_steps_lost(timeline: Timeline) -> int | None:
         return None
     missing = 0
     if timeline.outcome == "completed":
-        planned = None if timeline.runtime == COMMAND_RUNTIME else timeline.steps_planned
+        planned = timeline.steps_planned if timeline.traits.has_planned_steps else None
         last, first = max(planned or 0, timeline.last_step), timeline.first_step
         missing = last + 1 - first - sum(step.step >= first for step in timeline.steps.first)
     return max(0, missing) + len(timeline.steps.redone)

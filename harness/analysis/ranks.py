@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from harness.analysis.command.attempts import COMMAND_RUNTIME
+from harness.analysis.job_traits import read_traits
 from harness.analysis.regroups import takes_coordinator
 from mecefo_runtime.job.layout import Layout, Span
 from mecefo_runtime.system.job_records import (
@@ -62,7 +62,7 @@ class Ranks:
         self.epoch: int | None = None
         self.is_coordinator_up: bool | None = None
         self.devices: dict[int, DeviceErrors] = {}
-        self._is_command = False
+        self._restarts_by_launcher = False
 
     def feed(self, record: Record) -> None:
         """Process one record of the main job."""
@@ -70,9 +70,9 @@ class Ranks:
             self.is_coordinator_up = False
         match record:
             case JobStarted():
-                self._is_command = record.runtime == COMMAND_RUNTIME
+                self._restarts_by_launcher = read_traits(record).restarts_by_launcher
                 self.states = dict.fromkeys(range(min(record.num_ranks or 0, _MAX_RANKS)), STARTING)
-            case AttemptStarted() if self._is_command:
+            case AttemptStarted() if self._restarts_by_launcher:
                 # Also of an attempt that comes to no step.
                 self.epoch = max(record.attempt_number, self.epoch or 0)
             case RankStarted() if record.rank is not None:
@@ -95,7 +95,7 @@ class Ranks:
                 self._mark(record.ranks, WAITING)
             case Rejoined():
                 self._mark(record.ranks, UP)
-            case ProcessExited() if record.role == "rank" and self._is_command:
+            case ProcessExited() if record.role == "rank" and self._restarts_by_launcher:
                 if record.exit != 0 and record.exited_rank is not None:
                     self._mark([record.exited_rank], GONE)
             case CoordinatorRestarted():
@@ -110,10 +110,10 @@ class Ranks:
     def _appear(self, rank: int, attempt: int) -> None:
         """A rank says that it is there; one that was lost is not back before it is a member again."""
         state = self.states.get(rank, STARTING)
-        if self._is_command:
+        if self._restarts_by_launcher:
             # Its launcher starts all ranks again: whoever is there is up. It may count fewer starts than there were.
             self.epoch = max(attempt, self.epoch or 0)
-        if self._is_command or state == STARTING:
+        if self._restarts_by_launcher or state == STARTING:
             self._mark([rank], UP)
         elif state == GONE:
             self._mark([rank], RESTARTING)

@@ -43,21 +43,23 @@ def settle(
     steps: Steps,
     saved: Sequence[CheckpointWritten],
     *,
-    is_command: bool,
+    restarts_by_launcher: bool,
     is_whole: Callable[[], bool],
 ) -> tuple[MeasuredIncident, ...]:
     """`incidents` with what is undecided of them; `main` holds the records by time, `saved` what was saved.
 
     `is_whole` says whether the job came as far as it should, so that it did not leave before its end.
     """
-    facts = _Facts(incidents, main, steps, saved, is_command=is_command)
+    facts = _Facts(incidents, main, steps, saved, restarts_by_launcher=restarts_by_launcher)
     found = []
     for incident in incidents:
         if incident.injected is None:
             found.append(incident)
         elif incident.is_latent:
             found.append(_of_latent(incident, facts))
-        elif incident.asks_to_leave and is_command and (left := facts.departure(incident.injected)) is not None:
+        elif (
+            incident.asks_to_leave and restarts_by_launcher and (left := facts.departure(incident.injected)) is not None
+        ):
             found.append(incident if is_whole() else _left_open(incident, left))
         elif incident.took_effect is not None:
             found.append(_taking_effect(incident, incident.took_effect, facts))
@@ -101,12 +103,12 @@ class _Facts:
         steps: Steps,
         saved: Sequence[CheckpointWritten],
         *,
-        is_command: bool,
+        restarts_by_launcher: bool,
     ) -> None:
         self._incidents = incidents
         self._main = main
         self.steps = steps
-        self.is_command = is_command
+        self.restarts_by_launcher = restarts_by_launcher
         self._saved = saved
 
     @cached_property
@@ -121,7 +123,7 @@ class _Facts:
 
     @cached_property
     def _restarts(self) -> list[_Restart]:
-        return list(_attempts(self._main) if self.is_command else _restores(self._main))
+        return list(_attempts(self._main) if self.restarts_by_launcher else _restores(self._main))
 
     @cached_property
     def _causes(self) -> tuple[list[float], list[MeasuredIncident]]:
@@ -147,7 +149,7 @@ class _Facts:
         """The first one after `since` that had to do with one of `rungs`."""
         for index in range(bisect_right(self._restarts, since, key=_at), len(self._restarts)):
             restart = self._restarts[index]
-            if self.is_command or restart.rungs & rungs:
+            if self.restarts_by_launcher or restart.rungs & rungs:
                 return restart
         return None
 
@@ -235,7 +237,7 @@ def _of_latent(incident: MeasuredIncident, facts: _Facts) -> MeasuredIncident:
         return _left_open(incident, Reason("never_read"))
     if incident.undone is not None and restart.at_seconds >= incident.undone:
         return _left_open(incident, Reason("put_back"))
-    if facts.is_command:
+    if facts.restarts_by_launcher:
         newer = facts.newer_saved(incident.injected, restart.at_seconds)
     else:
         damaged = incident.evidence.get("step") if isinstance(incident.evidence, Mapping) else None

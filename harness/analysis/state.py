@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from harness.analysis.collection import without_collection
-from harness.analysis.command.attempts import COMMAND_RUNTIME
 from harness.analysis.contained import Shared
+from harness.analysis.job_traits import read_traits
 from harness.analysis.ranks import Ranks
 from harness.analysis.step_ledger import StepLedger
 from harness.analysis.steps import BASELINE_STEPS, CommittedStep, usual_step_seconds
@@ -212,7 +212,11 @@ class RunState:
                     self._injected.add(record.incident)
                 if record.job == MAIN_JOB and isinstance(record, ProcessStarted):
                     self._steps[MAIN_JOB].note_process(record)
-                elif record.job == MAIN_JOB and isinstance(record, JobStarted) and record.runtime == COMMAND_RUNTIME:
+                elif (
+                    record.job == MAIN_JOB
+                    and isinstance(record, JobStarted)
+                    and read_traits(record).restarts_by_launcher
+                ):
                     self._steps[MAIN_JOB].believe_processes()
 
     def _file(self, record: Record) -> None:

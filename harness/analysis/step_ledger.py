@@ -366,10 +366,10 @@ def _said_first(record: StepCommitted) -> tuple[bool, float]:
     return record.repeated, record.committed_seconds
 
 
-def read_steps(events: Iterable[Event], job: str, *, is_command: bool = False) -> Steps:
-    """The committed steps of `job`; of a command's, what is known of the processes that told them is believed."""
+def read_steps(events: Iterable[Event], job: str, *, restarts_by_launcher: bool = False) -> Steps:
+    """The committed steps of `job`; where its launcher starts ranks again, what is known of their processes decides."""
     ledger = StepLedger()
-    if is_command:
+    if restarts_by_launcher:
         ledger.believe_processes()
     for event in events:
         record = parse(event) if event.job == job else None

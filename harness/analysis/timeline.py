@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from harness.analysis import violations
 from harness.analysis.attribution import COORDINATOR, Attribution, Loss, UnplannedLoss
-from harness.analysis.command.attempts import COMMAND_RUNTIME, Attempt, read_attempts, read_restarts
+from harness.analysis.command.attempts import Attempt, read_attempts, read_restarts
 from harness.analysis.command.ended_ranks import EndedRank, is_grouped, read_ended_ranks
 from harness.analysis.command.finite_values import NotFinite, find_not_finite
 from harness.analysis.command.fruitless import Fruitless, read_fruitless
@@ -25,9 +25,11 @@ from harness.analysis.command.replica_state import ReplicaComparison, compare_re
 from harness.analysis.contained import Shared, analysis_failed
 from harness.analysis.history import kept_steps
 from harness.analysis.incident import MeasuredIncident, read_incidents
+from harness.analysis.job_traits import read_traits
 from harness.analysis.regroups import Stall, coordinator_downs, joined_times, read_stalls
 from harness.analysis.settling import settle
 from harness.analysis.steps import CommittedStep, Steps, median_step_seconds, undisturbed_baseline, usual_step_seconds
+from mecefo_runtime.job.traits import OF_RUNTIME, JobTraits
 from mecefo_runtime.system.command_records import LossNotFinite, NoStepSeen, StateChecksums
 from mecefo_runtime.system.job_records import (
     AttemptStarted,
@@ -70,8 +72,8 @@ class Timeline:
     `unsaved_checkpoints` are those that were not saved as a whole: step -> (when, why). `rejected` is when an attempt
     at a step was found not fit to be committed. `completions` are when a layout was told under which a step begun
     before is completed, and the share of the work on it that was lost. `attempts`, `restarts`, `fruitless` and
-    `observation` are those of a command's job; `runtime` says what the job ran on. `not_due` are incidents that chance
-    had planned and that did not fire, each with the reason.
+    `observation` are those of a command's job; `traits` says what kind of job it is. `not_due` are incidents that
+    chance had planned and that did not fire, each with the reason.
     `losses` are those that the job told of, `unplanned` the ones that no fault explains (see `attribution`).
     `twin_losses` are those of the baseline, in which no fault explains any, and `twin_failed` is why it failed.
     """
@@ -97,7 +99,7 @@ class Timeline:
     unsaved_checkpoints: Mapping[int, tuple[float, str]] = field(default_factory=dict)
     rejected: tuple[float, ...] = ()
     completions: tuple[tuple[float, float], ...] = ()
-    runtime: str = "mecefo"
+    traits: JobTraits = OF_RUNTIME
     attempts: tuple[Attempt, ...] = ()
     restarts: tuple[tuple[float, float], ...] = ()
     fruitless: Fruitless | None = None
@@ -157,7 +159,7 @@ class Timeline:
         comes before is compilation, and caches that fill.
         """
         usual = median_step_seconds(self.baseline)
-        if self.runtime != COMMAND_RUNTIME or usual is None or len(self.baseline) < STEADY_STEPS:
+        if not self.traits.restarts_by_launcher or usual is None or len(self.baseline) < STEADY_STEPS:
             return ()
         firsts: dict[int, list[CommittedStep]] = {}
         for step in self.steps.every:
@@ -187,7 +189,7 @@ class Timeline:
     @cached_property
     def _exits(self) -> list[ProcessExited]:
         """The ends of an external job's ranks, by time."""
-        if self.told is None or self.runtime != COMMAND_RUNTIME:
+        if self.told is None or not self.traits.restarts_by_launcher:
             return []
         return [one for one in self.told.records if isinstance(one, ProcessExited) and one.role == "rank"]
 
@@ -212,7 +214,7 @@ class Timeline:
         """Whether the job ended of itself with its last planned step committed."""
         if self.steps_left_out or self.spoilt_passes_left_out or self.steps_given_up is not None:
             return False
-        if self.runtime == COMMAND_RUNTIME:
+        if not self.traits.has_planned_steps:
             # It ends when it is through, unless something says that steps were still to come.
             return self.outcome == "completed" and self.last_step > 0 and self.length.missed is None
         return self.outcome == "completed" and self.last_step >= (self.steps_planned or 1)
@@ -248,7 +250,7 @@ class Timeline:
         Of a corrupted rank nothing else tells, where its loss is not read or not moved.
         """
         struck = [incident for incident in self.incidents if incident.injected is not None]
-        is_told = self.runtime == COMMAND_RUNTIME and max((one.world_size or 1 for one in self.attempts), default=1) > 1
+        is_told = self.traits.is_user_script and max((one.world_size or 1 for one in self.attempts), default=1) > 1
         if not struck or not is_told or self.first_injected is None:
             return None
         ranks = sorted({rank for incident in struck for rank in incident.ranks})
@@ -464,11 +466,11 @@ def read(told: Told) -> Timeline:
     run_ended = next(_of(RunEnded, reversed(main)), None)
     started = job_started.monotonic_seconds if job_started else told.began_seconds or 0.0
     ended = max(started, job_ended.monotonic_seconds if job_ended else told.ended_seconds or started)
-    is_command = job_started is not None and job_started.runtime == COMMAND_RUNTIME
-    attempts = read_attempts(main, steps) if is_command else ()
+    traits = read_traits(job_started)
+    attempts = read_attempts(main, steps) if traits.restarts_by_launcher else ()
     is_running = job_started is not None and job_ended is None
     stalls = read_stalls(main, steps.first, ended, told.newest_seconds)
-    attribution = Attribution(main, steps, is_command=is_command)
+    attribution = Attribution(main, steps, restarts_by_launcher=traits.restarts_by_launcher)
     finished = list(_of(RankFinished, main))
     twin_losses, twin_failed = _of_the_twin(told)
     timeline = Timeline(
@@ -482,7 +484,7 @@ def read(told: Told) -> Timeline:
         num_ranks=None if job_started is None else _num_places(job_started),
         num_paid_ranks=None if job_started is None else job_started.num_ranks,
         steps_planned=job_started.steps if job_started else None,
-        first_step=steps.first[0].step if is_command and steps.first else _first_step(told),
+        first_step=steps.first[0].step if steps.first and not traits.has_planned_steps else _first_step(told),
         samples_per_step=job_started.samples_per_step if job_started else None,
         members_of={
             one.epoch: len(one.members)
@@ -496,18 +498,20 @@ def read(told: Told) -> Timeline:
         checkpoints=told.checkpoints,
         num_checkpoints=told.num_checkpoints,
         unsaved_checkpoints=told.unsaved_checkpoints,
-        incidents=read_incidents(main, steps, stalls, attribution, is_command=is_command),
+        incidents=read_incidents(main, steps, stalls, attribution, restarts_by_launcher=traits.restarts_by_launcher),
         rejected=tuple(one.monotonic_seconds for one in _of(StepUnfit, main)),
         completions=tuple(
             (one.monotonic_seconds, one.lost_work_ratio)
             for one in _of(LayoutTold, main)
             if one.lost_work_ratio is not None
         ),
-        runtime=COMMAND_RUNTIME if is_command else "mecefo",
+        traits=traits,
         attempts=attempts,
         restarts=read_restarts(attempts, ended),
-        fruitless=_fruitless(told, attempts, job_ended, ended, is_running=is_running) if is_command else None,
-        observation=read_observation(main, attempts) if is_command else None,
+        fruitless=_fruitless(told, attempts, job_ended, ended, is_running=is_running)
+        if traits.restarts_by_launcher
+        else None,
+        observation=read_observation(main, attempts) if traits.is_user_script else None,
         not_due=tuple(_of(NotDue, main)),
         losses=tuple(attribution.losses),
         unplanned=attribution.unplanned,
@@ -517,12 +521,12 @@ def read(told: Told) -> Timeline:
         newest_saved_step=told.newest_saved_step,
         state_checksums=tuple(_of(StateChecksums, main)),
         not_finite=tuple((one.rank or 0, one.step or 0) for one in _of(LossNotFinite, main)),
-        whole_baseline=_whole_baseline(told) if is_command and not (twin_losses or twin_failed) else None,
+        whole_baseline=None if traits.has_planned_steps or twin_losses or twin_failed else _whole_baseline(told),
         is_grouped=is_grouped(main),
         told=told,
     )
     timeline = _settled(timeline, told)
-    if not is_command or timeline.outcome != "completed":
+    if not traits.restarts_by_launcher or timeline.outcome != "completed":
         return timeline
     return replace(timeline, ended_ranks=read_ended_ranks(main, steps.every, attribution.effects, timeline.length))
 
@@ -538,7 +542,6 @@ def _fruitless(
 
 def _settled(timeline: Timeline, told: Told) -> Timeline:
     """With what stays undecided of its incidents."""
-    is_command = timeline.runtime == COMMAND_RUNTIME
 
     def is_whole() -> bool:
         twin = max((step.step for step in timeline.twin.first), default=0)
@@ -546,7 +549,12 @@ def _settled(timeline: Timeline, told: Told) -> Timeline:
         return 0 < last <= timeline.last_step
 
     incidents = settle(
-        timeline.incidents, told.records, timeline.steps, told.saved, is_command=is_command, is_whole=is_whole
+        timeline.incidents,
+        told.records,
+        timeline.steps,
+        told.saved,
+        restarts_by_launcher=timeline.traits.restarts_by_launcher,
+        is_whole=is_whole,
     )
     return replace(timeline, incidents=incidents)
 
@@ -571,10 +579,10 @@ def _of_the_twin(told: Told) -> tuple[tuple[UnplannedLoss, ...], Reason | None]:
     started, ended = next(_of(JobStarted, records), None), next(_of(JobEnded, reversed(records)), None)
     begun = [one.monotonic_seconds for one in _of(LayoutTold, records) if one.reason == "start"]
     since = max(begun, default=0.0)
-    is_command = started is not None and started.runtime == COMMAND_RUNTIME
     is_over = ended is not None and ended.outcome != "stopped"
     failed = next((one for one in _of(JobFailed, records) if one.monotonic_seconds >= since), None)
-    losses = Attribution(records, told.twin, is_command=is_command).unplanned
+    traits = read_traits(started)
+    losses = Attribution(records, told.twin, restarts_by_launcher=traits.restarts_by_launcher).unplanned
     return (
         tuple(loss for loss in losses if loss.detected >= since and (is_over or loss.recovered is not None)),
         None if failed is None else failed.because,

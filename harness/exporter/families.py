@@ -87,7 +87,7 @@ def _steps(figures: Figures) -> Iterable[Metric]:
     yield from _counter("training_steps", "Committed steps, each counted once.", len(times.steps.first))
     text = "Steps committed again after the job had restored an earlier state."
     yield from _counter("training_steps_repeated", text, len(times.steps.redone))
-    if not figures.is_command:
+    if figures.has_layout:
         text = "Rejected attempts at a step, by outcome."
         yield from _counters(
             "training_unfit_steps", text, ("verdict",), {(key,): n for key, n in figures.rejected.items()}
@@ -115,7 +115,7 @@ def _ranks(figures: Figures) -> Iterable[Metric]:
     ranks, last = figures.state.ranks, figures.state.newest_step()
     epochs = [epoch for epoch in (ranks.epoch, None if last is None else last.epoch) if epoch is not None]
     yield from _gauge("training_epoch", "Epoch of the newest membership.", max(epochs, default=None))
-    if not figures.is_command:
+    if figures.has_layout:
         text = "Memberships formed, by reason."
         yield from _counters("training_regroups", text, ("reason",), {(key,): n for key, n in figures.regroups.items()})
         text = "State that the slowest rank of each regroup transferred."

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 from harness.analysis import accounting, integrity, throughput
 from harness.analysis.accounting import PRODUCTIVE, Account
-from harness.analysis.command.attempts import COMMAND_RUNTIME
 from harness.analysis.incident import MeasuredIncident
 from harness.analysis.ranks import STARTING, UP
 from harness.analysis.state import RunState
@@ -66,9 +65,9 @@ class Figures:
         return self.state.first_of(JobStarted) is not None
 
     @property
-    def is_command(self) -> bool:
-        """Whether it is an external job."""
-        return self.timeline.runtime == COMMAND_RUNTIME
+    def has_layout(self) -> bool:
+        """Whether ranks hold layers, which move between them."""
+        return self.timeline.traits.has_layout
 
     @property
     def info(self) -> dict[str, str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from harness.analysis.command.attempts import COMMAND_RUNTIME
+from mecefo_runtime.job.traits import traits_of
 from mecefo_runtime.planners import stops_on_loss
 
 Job = Literal["built-in", "restarting", "command"]
@@ -113,7 +113,7 @@ CHECKS: tuple[Check, ...] = (
 
 def kind_of_job(runtime: object, strategy: str | None = None, *, went_back: bool = False) -> Job:
     """The kind of a job of `runtime` with that `strategy`; `went_back`: it restarted from saved state."""
-    if runtime == COMMAND_RUNTIME:
+    if traits_of(runtime).is_user_script:
         return "command"
     return "restarting" if stops_on_loss(strategy) or went_back else "built-in"
 

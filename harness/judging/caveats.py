@@ -11,7 +11,6 @@ from typing import Any
 
 from chaos.faults import registry
 from chaos.faults.network.link import SlowLink
-from harness.analysis.command.attempts import COMMAND_RUNTIME
 from harness.analysis.integrity import LOSS_STEPS
 from harness.analysis.steps import WORK_UNITS
 from harness.analysis.throughput import num_within, windows_under_fault
@@ -137,7 +136,7 @@ def _of_the_emulation(summary: Summary) -> Iterator[Reason]:
 
 def _of_the_command(summary: Summary, timeline: Timeline | None) -> Iterator[Reason]:
     """What cannot be seen of an external job, or is seen in another way than of ours."""
-    if timeline is None or timeline.runtime != COMMAND_RUNTIME:
+    if timeline is None or not timeline.traits.is_user_script:
         return
     if summary.throughput_unit != WORK_UNITS[0]:
         yield Reason("no_tokens", unit=summary.throughput_unit)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice, pairwise
 
-from harness.analysis.command.attempts import COMMAND_RUNTIME
+from harness.analysis.job_traits import read_traits
 from harness.analysis.state import RunState
 from harness.judging.summary import GateResult, Summary
 from harness.store.agreement import RUN_STARTED, contradictions_of_start, wrong_number
@@ -50,7 +50,7 @@ def _gaps(state: RunState) -> Iterator[Reason]:
     """Steps without a record amid those of one membership, which takes every step: the record is missing."""
     for job in (MAIN_JOB, TWIN_JOB):
         started = state.first_of(JobStarted, job)
-        if started is None or started.runtime == COMMAND_RUNTIME:
+        if started is None or not read_traits(started).has_planned_steps:
             # A script may leave out steps, or number them as it likes.
             continue
         steps = sorted(state.last_steps(job, state.num_steps(job)[0]), key=lambda one: one.step)

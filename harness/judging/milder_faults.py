@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from harness.analysis.command.attempts import COMMAND_RUNTIME
 from harness.analysis.timeline import Timeline
 from harness.judging.summary import IncidentSummary, Summary
 from mecefo_runtime.system.reason import Reason
@@ -16,7 +15,7 @@ _TOLD = 5
 
 def milder_faults(summary: Summary, timeline: Timeline | None) -> list[Reason]:
     """A caveat for each."""
-    if timeline is None or timeline.runtime != COMMAND_RUNTIME:
+    if timeline is None or not timeline.traits.is_user_script:
         return []
     found = [caveat for incident in summary.incidents if incident.verified for caveat in _of(incident)]
     more = len(found) - _TOLD

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.analysis.command.attempts import COMMAND_RUNTIME
 from harness.analysis.command.ended_ranks import EndedRank, FurtherStep
 from harness.analysis.command.job_length import Expected
 from harness.analysis.state import RunState
@@ -46,7 +45,7 @@ def has_failed_by_itself(state: RunState, failed: JobFailed) -> bool:
 
 def own_failures(timeline: Timeline) -> Iterator[OwnFailure]:
     """What stands against a pass, although the command has ended well."""
-    if timeline.runtime != COMMAND_RUNTIME or timeline.outcome != "completed":
+    if not timeline.traits.is_user_script or timeline.outcome != "completed":
         return
     if not timeline.is_grouped:
         for one in timeline.ended_ranks:
@@ -69,7 +68,7 @@ def idle_attempt(timeline: Timeline) -> Reason | None:
 
 def own_caveats(timeline: Timeline | None) -> list[Reason]:
     """What a reader has to know of it beside that."""
-    if timeline is None or timeline.runtime != COMMAND_RUNTIME:
+    if timeline is None or not timeline.traits.is_user_script:
         return []
     found = [Reason("fewer_ranks", before=before, after=after) for before, after in _fewer_ranks(timeline)]
     if timeline.outcome != "completed":

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from chaos.refusals import refusal_text
 from harness.analysis import accounting, approximation, diagnosis, integrity, throughput
 from harness.analysis.attribution import UnplannedLoss
-from harness.analysis.command.attempts import COMMAND_RUNTIME, attempt_at
+from harness.analysis.command.attempts import attempt_at
 from harness.analysis.contained import as_far_as_it_goes, attempt
 from harness.analysis.incident import MeasuredIncident
 from harness.analysis.integrity import first_non_finite
@@ -267,7 +267,7 @@ def _measured(state: RunState, times: Timeline, problems: _Problems) -> dict[str
     segments = problems.attempt("time accounting", lambda: accounting.partition(times))
     total = None if segments is None else accounting.account(segments)
     named = problems.attempt("diagnoses", lambda: diagnosis.diagnose(state.of(Record), times))
-    is_command = times.runtime == COMMAND_RUNTIME
+    has_attempts = times.traits.restarts_by_launcher
     judged = problems.attempt("recovery", lambda: times.judged)
     recovered = {} if judged is None else {one.incident: times.recovered(one) for one in judged}
     own: dict[int | None, list[accounting.Segment]] = {}
@@ -279,10 +279,10 @@ def _measured(state: RunState, times: Timeline, problems: _Problems) -> dict[str
         "steps_unknown_because": times.steps_unknown_because,
         "steps_lost": problems.attempt("steps lost", lambda: integrity.count_steps_lost(times)),
         "steps_repeated": len(times.steps.redone) if times.steps_are_counted else None,
-        "attempts": len(times.attempts) if is_command else None,
+        "attempts": len(times.attempts) if has_attempts else None,
         **(problems.attempt("attempts", lambda: _of_the_attempts(times)) or {}),
         "steps_from_scratch": problems.attempt("steps from scratch", lambda: _steps_from_scratch(times))
-        if is_command
+        if has_attempts
         else None,
         "samples_lost": problems.attempt("samples lost", lambda: integrity.count_samples_lost(times)),
         **_speed(times, problems),
@@ -290,7 +290,9 @@ def _measured(state: RunState, times: Timeline, problems: _Problems) -> dict[str
         **_of_the_losses(times, problems),
         **(problems.attempt("figures of the baseline", lambda: _of_the_twin(state, times, total)) or {}),
         "group_backends": _group_backends(state),
-        "layout_changes": None if is_command else sum(stall.regrouped_seconds is not None for stall in times.stalls),
+        "layout_changes": sum(stall.regrouped_seconds is not None for stall in times.stalls)
+        if times.traits.has_layout
+        else None,
         "incidents": tuple(
             _incident(
                 one,
@@ -313,7 +315,7 @@ def _measured(state: RunState, times: Timeline, problems: _Problems) -> dict[str
         "unrecovered_incidents": None
         if judged is None
         else sum(recovered[one.incident] is False for one in judged if one.verified is not None),
-        **((problems.attempt("generations", lambda: _of_the_generations(state, times)) or {}) if is_command else {}),
+        **((problems.attempt("generations", lambda: _of_the_generations(state, times)) or {}) if has_attempts else {}),
         "wall_clock_seconds": total and total.wall_clock_seconds,
         "productive_seconds": total and total.productive_seconds,
         "badput_seconds": dict(total.badput_seconds) if total else dict.fromkeys(accounting.BADPUT_CAUSES),
@@ -383,7 +385,7 @@ def _of_the_twin(state: RunState, times: Timeline, total: accounting.Account | N
 
     Both had the machine to themselves.
     """
-    if times.runtime != COMMAND_RUNTIME:
+    if times.traits.has_baseline_beside:
         return {}
     began, ended = state.first_of(JobStarted, TWIN_JOB), state.first_of(JobEnded, TWIN_JOB)
     if began is None or ended is None or ended.outcome != "completed" or times.is_twin_disturbed:
@@ -480,7 +482,7 @@ def _incident_summary(
         continued_seconds=incident.continued_seconds,
         recovery_step=incident.committed_step if times.steps_are_counted else None,
         attempt=attempt_at(times.attempts, incident.injected),
-        recovery_attempt=incident.committed_epoch if times.runtime == COMMAND_RUNTIME else None,
+        recovery_attempt=incident.committed_epoch if times.traits.restarts_by_launcher else None,
         recovery_seconds=incident.recovery_seconds,
         recovery_steps=incident.recovery_seconds / usual_seconds
         if incident.recovery_seconds is not None and usual_seconds

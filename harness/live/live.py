@@ -201,7 +201,7 @@ class Screen:
         if before and now:
             speed += f" ({now / before - 1:+.0%} against {speed_text(before)} before the fault)"
         loss = f"   loss {main.loss:.3f}" if main.loss is not None else ""
-        era = "attempt" if self._progress.is_command else "epoch"
+        era = "attempt" if self._progress.traits.restarts_by_launcher else "epoch"
         self._line((f"{speed}{loss}   {era} {main.epoch}", ""))
 
     def _nodes(self) -> None:
@@ -231,7 +231,7 @@ class Screen:
             return f"rank {rank}: {state.upper() if state == 'gone' else state}", _STYLES.get(state, "")
         spans = self._progress.state.ranks.spans
         span = spans.get(rank)
-        if span is None and self._progress.is_command:
+        if span is None and not self._progress.traits.has_layout:
             return f"rank {rank}: up", ""
         if span is None:
             what = "spare" if self._progress.has_spares else "idle"

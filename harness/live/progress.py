@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.analysis.command.attempts import COMMAND_RUNTIME
 from harness.analysis.incident import MeasuredIncident
+from harness.analysis.job_traits import read_traits
 from harness.analysis.state import RunState
 from harness.analysis.steps import NOW_STEPS, WORK_UNITS, CommittedStep, median_work_per_second, work_per_second
 from harness.live.recoveries import Recoveries
+from mecefo_runtime.job.traits import JobTraits
 from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
 from mecefo_runtime.system.job_records import JobEnded, JobStarted
 from mecefo_runtime.system.run_records import IncidentsPlanned, PlannedIncident, RunStarted
@@ -86,10 +87,9 @@ class RunProgress:
         return None if twin == JobProgress() else twin
 
     @property
-    def is_command(self) -> bool:
-        """Whether it is an external job."""
-        started = self.state.first_of(JobStarted)
-        return started is not None and started.runtime == COMMAND_RUNTIME
+    def traits(self) -> JobTraits:
+        """What kind of job it is."""
+        return read_traits(self.state.first_of(JobStarted))
 
     @property
     def has_spares(self) -> bool:

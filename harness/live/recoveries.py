@@ -10,8 +10,9 @@ from contextlib import suppress
 from dataclasses import replace
 from heapq import heappop, heappush
 
-from harness.analysis.command.attempts import COMMAND_RUNTIME, is_of_launcher
+from harness.analysis.command.attempts import is_of_launcher
 from harness.analysis.incident import MeasuredIncident
+from harness.analysis.job_traits import read_traits
 from harness.analysis.state import RunState
 from harness.analysis.steps import CommittedStep, shows_recovery
 from mecefo_runtime.system.events import MAIN_JOB, Event
@@ -101,7 +102,7 @@ class Recoveries:
             ranks=record.ranks,
             nodes=record.nodes,
             is_loss=record.is_loss,
-            is_of_launcher=job is not None and job.runtime == COMMAND_RUNTIME and is_of_launcher(record),
+            is_of_launcher=read_traits(job).restarts_by_launcher and is_of_launcher(record),
             goes_on=record.goes_on,
             gives_notice=record.gives_notice,
             injected=record.monotonic_seconds,

@@ -105,8 +105,8 @@ def ranks_over_time(curves: Curves, history: History, width: int) -> Markup:
     clock = Clock.of(end)
     body += drawing.axis_across(frame, x, 0.0, end, f"{clock.words} since the job started", clock.seconds)
     legend, height = drawing.legend(_legend_items(curves, history), width, frame.bottom + 38)
-    is_command = any(piece.attempt is not None for lane in curves.lanes.values() for piece in lane)
-    title = "When each rank was up" if is_command else "Which layers each rank held, over time"
+    has_attempts = any(piece.attempt is not None for lane in curves.lanes.values() for piece in lane)
+    title = "When each rank was up" if has_attempts else "Which layers each rank held, over time"
     return drawing.figure(
         "ranks", width, frame.bottom + 38 + height + 4, title, _lanes_text(curves, history), [*body, *legend]
     )

@@ -9,7 +9,6 @@ from itertools import pairwise, zip_longest
 from math import inf, isfinite
 from typing import TypeVar
 
-from harness.analysis.command.attempts import COMMAND_RUNTIME
 from harness.analysis.contained import charge
 from harness.analysis.state import RunState, state_of
 from harness.analysis.steps import WORK_UNITS, CommittedStep, step_under_way
@@ -121,7 +120,7 @@ def trace(events: Iterable[Event]) -> Curves:
     return replace(
         curves,
         marks=_marks(state, curves),
-        lanes=(_attempt_lanes if times.runtime == COMMAND_RUNTIME else _layer_lanes)(state),
+        lanes=(_layer_lanes if times.traits.has_layout else _attempt_lanes)(state),
     )
 
 

@@ -125,7 +125,7 @@ class Conductor:
             lambda: self._repairs.awaited_until_seconds,
             self._may_be_repaired,
         )
-        self._twin: Twin | Baseline | None = None
+        self._twin: Baseline[JobConfig] | Baseline[CommandConfig] | None = None
         if experiment.twin and isinstance(job, CommandConfig):
             self._twin = Baseline(job, self._twin_run)
         elif experiment.twin and isinstance(job, JobConfig):
@@ -201,8 +201,7 @@ class Conductor:
         has_undo = any(self._faults[incident.fault].has_undo for incident in self._incidents.values())
         self._executor.open(has_watchdog=has_undo or self._backend.may_outlive)
         self._overlaps.start(self._executor.run.run)
-        is_ours = isinstance(self._job, JobConfig)
-        await self._control.open(self._folder, may_be_relative=is_ours)
+        await self._control.open(self._folder, may_be_relative=not self._job.traits.is_user_script)
         await self._backend.open()
         await self._executor.ready()
 
@@ -243,7 +242,7 @@ class Conductor:
             watch=Watch(),
             run_folder=self._folder,
             checkpoint_folder=Path(checkpoint.folder) if checkpoint is not None else None,
-            has_foreign_checkpoints=isinstance(self._job, CommandConfig),
+            has_foreign_checkpoints=self._job.traits.keeps_own_checkpoints,
             emit=emitter.emit,
             links=running.links,
             cluster=self._job.cluster(),
@@ -268,7 +267,7 @@ class Conductor:
 
     def _twin_run(self, job: AnyConfig) -> JobRun:
         # No fault is for it: its agents are told so, and train on.
-        self._control.agents = self._control.agents if isinstance(job, JobConfig) else None
+        self._control.agents = None if job.traits.is_user_script else self._control.agents
         return JobRun(TWIN_JOB, job, self._backend, self._on_event, self._state)
 
     async def _close(self, reason: str, message: str) -> None:

@@ -47,7 +47,7 @@ class JobRun:
         self.name = name
         self.job = job
         self.is_patient = False
-        self.heartbeat_timeout_seconds = 0.0 if isinstance(job, CommandConfig) else job.heartbeat_timeout_seconds
+        self.heartbeat_timeout_seconds = job.heartbeat_timeout_seconds
         self.running: RunningJob | None = None
         self.committed_steps = 0
         self._backend = backend
@@ -116,14 +116,15 @@ class JobRun:
     def _why_stalled(self, running: RunningJob, patience_seconds: float) -> Reason:
         if not self.committed_steps:
             return Reason("never_began", seconds=patience_seconds, unseen=running.why_unseen())
-        is_command = isinstance(self.job, CommandConfig) or None
+        is_command = self.job.traits.is_user_script or None
         return Reason("stalled", seconds=patience_seconds, step=self.committed_steps, is_command=is_command)
 
     def _patience_seconds(self) -> float:
         if self.is_patient:
             return math.inf
-        if isinstance(self.job, CommandConfig):
-            return self.job.stall_timeout_seconds if self.committed_steps else self.job.startup_timeout_seconds
+        timeout_seconds = self.job.step_timeout_seconds(has_steps=self.committed_steps > 0)
+        if timeout_seconds is not None:
+            return timeout_seconds
         usual_seconds = self._state.usual_step_seconds(self.name) or 0.0
         until_missed_seconds = STALL_HEARTBEATS * self.heartbeat_timeout_seconds
         return max(STALL_SECONDS, STALL_STEPS * usual_seconds, until_missed_seconds)
@@ -141,6 +142,7 @@ def job_started(job: AnyConfig) -> JobStarted:
             samples_per_step=None,
             dilation_ratio=NO_DILATION,
             runtime="command",
+            traits=job.traits.to_dict(),
             command=command_text(job.command),
             started_in=str(Path.cwd()),
             launcher=launcher_of_command(job.command, Path(job.folder) if job.folder else None),
@@ -149,6 +151,7 @@ def job_started(job: AnyConfig) -> JobStarted:
         num_ranks=num_ranks,
         nodes=job.nodes,
         steps=job.steps,
+        traits=job.traits.to_dict(),
         tokens_per_step=job.emulated_tokens(job.tokens_per_step),
         samples_per_step=job.samples_per_step,
         dilation_ratio=job.dilation_ratio,

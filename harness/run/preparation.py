@@ -234,7 +234,7 @@ def _conditions(experiment: Experiment, is_sound: IsSound) -> list[UsageError]:
     problems = []
     for index, gate in enumerate(experiment.gates):
         try:
-            is_started_once = isinstance(experiment.job, CommandJob) and experiment.backend == "docker"
+            is_started_once = not experiment.job.traits.has_baseline_beside and experiment.backend == "docker"
             has_twin = experiment.twin or not is_sound("twin")
             check_gates([gate], has_twin=has_twin, can_have_twin=not is_started_once)
         except GateError as error:
@@ -286,9 +286,9 @@ def _check_faults(plan: Plan, job: AnyConfig, experiment: Experiment) -> None:
         job.cluster(),
         folder,
         sees_mounts=experiment.backend == "local" or is_shared(folder or Path.cwd()),
-        ranks_are_hosts=isinstance(job, CommandConfig) and experiment.backend == "local",
+        ranks_are_hosts=job.traits.is_user_script and experiment.backend == "local",
         node_memory_bytes=experiment.containers.memory,
-        is_command=isinstance(job, CommandConfig),
+        keeps_own_checkpoints=job.traits.keeps_own_checkpoints,
     )
     for incident, of_fault in zip(plan.incidents, plan.keys, strict=True):
         kind = registry()[incident.fault]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 
-from chaos.errors import ChaosError
+from harness.run.baseline import Baseline
 from harness.run.job_run import JobRun
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.system.emitter import Emitter
@@ -21,8 +20,10 @@ _WORTH_KEEPING_RATIO = 0.5
 _STARVED = "no idle CPU time for the fault-free baseline beside the job: it restarts after the job, at normal priority"
 
 
-class Twin:
+class Twin(Baseline[JobConfig]):
     """The baseline of `job`, which runs it as `run_of` says; its losses are all that is looked at."""
+
+    _has_agents = False
 
     def __init__(
         self, job: JobConfig, run_of: Callable[[JobConfig], JobRun], emitter: Emitter, *, can_run_beside: bool
@@ -31,12 +32,9 @@ class Twin:
 
         What is not dilated has no time to spare, and a GPU knows no idle priority.
         """
-        self._job = replace(job.unpaced(), checkpoint=None)
-        self._run_of = run_of
+        super().__init__(replace(job.unpaced(), checkpoint=None), run_of)
         self._emitter = emitter
         self._is_beside = can_run_beside and job.is_padded
-        self._task: asyncio.Task[None] | None = None
-        self.run: JobRun | None = None
 
     def on_main_step(self) -> None:
         """The main job trains: what it leaves free can be used."""
@@ -60,32 +58,6 @@ class Twin:
             self._begin(self._job)
         assert self._task is not None
         await self._task
-
-    async def stop(self) -> None:
-        """Stop it, wherever it is."""
-        if self._task is not None and not self._task.done() and self.run is not None:
-            await self._cancel()
-            self.run.tell_end("stopped")
-
-    def _begin(self, job: JobConfig) -> JobRun:
-        self.run = self._run_of(job)
-        self.run.tell_start()
-        self._task = asyncio.get_running_loop().create_task(self._train(self.run))
-        return self.run
-
-    async def _train(self, run: JobRun) -> None:
-        running = await run.prepare(with_agents=False)
-        await running.start()
-        run.tell_end(await run.finish())
-
-    async def _cancel(self) -> None:
-        assert self._task is not None
-        self._task.cancel()
-        with suppress(asyncio.CancelledError, ChaosError):
-            await self._task
-        if self.run is not None and self.run.running is not None:
-            # While its processes were started.
-            await self.run.running.stop()
 
     def _may_go_on(self, run: JobRun) -> bool:
         """Give it its normal priority back, if that is allowed; False: it is idle, and not worth waiting for."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.emulation import Emulation
@@ -13,6 +13,7 @@ from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.job.link import Link, Links
 from mecefo_runtime.job.protection import Protection
 from mecefo_runtime.job.setting import INLINE, REQUIRED, Option, check_limits, setting
+from mecefo_runtime.job.traits import OF_RUNTIME, JobTraits
 from mecefo_runtime.stacks.rulers import MAX_REDUNDANCY, OffsetKind
 from mecefo_runtime.system.devices import DeviceChoice
 from mecefo_runtime.system.job_records import RatingsAgreed
@@ -474,6 +475,8 @@ class JobConfig(JobSettings):
     coordinator waits this long while there is none, None: without a limit.
     """
 
+    traits: ClassVar[JobTraits] = OF_RUNTIME
+
     seed: int = 0
     min_learning_rate_ratio: float = 0.1
     weight_decay: float = 0.1
@@ -489,6 +492,10 @@ class JobConfig(JobSettings):
         if self.sharded_optimizer and self.takeover == "background":
             raise ValueError("with sharded_optimizer no state moves in the background: takeover is auto or direct")
         self.cluster()
+
+    def step_timeout_seconds(self, *, has_steps: bool) -> float | None:
+        """How long it may take without a step; None: that depends on how long its steps usually take."""
+        return None
 
     def cluster(self) -> Cluster:
         """The configured cluster.

@@ -12,7 +12,8 @@ from mecefo_runtime.system.record import Record, omitted_if
 class JobStarted(Record, kind="job_started"):
     """The job begins; of a command's job what is not known beforehand is None.
 
-    `num_ranks` counts those of the `spares` too, the nodes that are there beside `nodes`.
+    `num_ranks` counts those of the `spares` too, the nodes that are there beside `nodes`. `traits` says what kind of
+    job it is, see `mecefo_runtime.job.traits`; None: the log is of a version that recorded the `runtime` alone.
     """
 
     num_ranks: int | None = None
@@ -25,6 +26,7 @@ class JobStarted(Record, kind="job_started"):
     emulation: Mapping[str, Any] | None = None
     snapshots: str | None = None
     runtime: str = "mecefo"
+    traits: Mapping[str, Any] | None = None
     command: Any = None
     started_in: str | None = None
     launcher: str | None = None

@@ -109,7 +109,7 @@ class FillDisk(Fault[FillParameters]):
         if self._is_small(run.checkpoint_folder):
             return
         if not small_disk.may_mount():
-            unnamed = "the folder that the script saves in" if run.is_command else "the run's folder"
+            unnamed = "the folder that the script saves in" if run.keeps_own_checkpoints else "the run's folder"
             raise UsageError(self._violation(run.checkpoint_folder or unnamed, setting(_FOLDER_KEY, "FOLDER")))
         if not run.sees_mounts:
             raise UsageError(

@@ -14,8 +14,6 @@ from mecefo_runtime.system.job_records import AttemptStarted, ProcessExited, Pro
 from mecefo_runtime.system.record import Record
 from mecefo_runtime.system.run_records import Injected
 
-COMMAND_RUNTIME = "command"
-
 
 @dataclass(frozen=True, slots=True)
 class Attempt:

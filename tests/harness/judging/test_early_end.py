@@ -218,7 +218,7 @@ def test_a_command_that_goes_back_tells_its_attempts_by_its_processes():
     )
     again = [replace(event, pid=7777) for event in steps[7:20]]
     log = of_a_command([first, *steps[:10], second, *again])
-    repeated = read_steps(log, "main", is_command=True).redone
+    repeated = read_steps(log, "main", restarts_by_launcher=True).redone
     assert len(repeated) == 3
     assert Told("steps_repeated <= 2").feed(log).fields["value"] == len(repeated)
     assert Told("steps_repeated <= 3").feed(log).ends == []
@@ -243,7 +243,7 @@ def test_and_by_when_they_were_told_where_a_process_replaces_itself():
     )
     again = [replace(event, step=(event.step or 0) - 3) for event in steps[10:20]]
     log = of_a_command([first, *steps[:10], second, *again])
-    found = read_steps(log, "main", is_command=True)
+    found = read_steps(log, "main", restarts_by_launcher=True)
     assert [step.epoch for step in found.every] == [1] * 10 + [2] * 10
     assert len(found.redone) == 3
     assert Told("steps_repeated <= 2").feed(log).fields["value"] == 3

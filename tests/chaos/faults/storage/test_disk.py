@@ -423,10 +423,10 @@ def test_over_the_folder_that_a_rank_works_in_no_disk_is_put(script):
 def test_without_the_right_to_mount_a_script_is_advised_the_option_that_is_then_accepted(tmp_path, monkeypatch):
     monkeypatch.setattr(small_disk, "may_mount", lambda: False)
     with pytest.raises(UsageError) as refused:
-        create().check(ResolvedTarget(), RunContext(CLUSTER, is_command=True))
+        create().check(ResolvedTarget(), RunContext(CLUSTER, keeps_own_checkpoints=True))
     text = in_terms(refused.value.message, TERMS.get)
     assert text.startswith("the folder that the script saves in is on no filesystem of its own")
     assert text.endswith("name it with --checkpoint-folder FOLDER")
     fault = create()
     monkeypatch.setattr(fault, "_is_small", lambda folder, *_: folder == tmp_path)
-    fault.check(ResolvedTarget(), RunContext(CLUSTER, tmp_path, is_command=True))
+    fault.check(ResolvedTarget(), RunContext(CLUSTER, tmp_path, keeps_own_checkpoints=True))
