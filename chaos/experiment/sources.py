@@ -1,6 +1,6 @@
 """The values that a user wrote, each with its place: in a file, among plain values, or on a command line.
 
-Nothing is judged here but what cannot be put into values: see `judge`.
+Nothing is judged here but what cannot be put into values: see `reading`.
 """
 
 from __future__ import annotations

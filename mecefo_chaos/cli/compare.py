@@ -16,11 +16,10 @@ from chaos.errors import UsageError, nearest, shown
 from chaos.experiment.fault_options import AND, MORE_FAULTS
 from chaos.host.terminal import columns
 from mecefo_chaos.cli.shared import completing
-from mecefo_chaos.cli.shared.experiment_options import CommandOfAnExperiment
+from mecefo_chaos.cli.shared.experiment_options import CommandOfAnExperiment, read_experiment
 from mecefo_chaos.cli.shared.grouped import option
 from mecefo_chaos.cli.shared.options import JSON_OPTION, OUT_OPTION, FileToWrite
 from mecefo_chaos.cli.shared.output import echo, is_for_github, print_as_is, print_json
-from mecefo_chaos.cli.shared.said import read_experiment
 
 if TYPE_CHECKING:
     from chaos.experiment.experiment import Experiment

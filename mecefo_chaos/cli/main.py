@@ -28,7 +28,7 @@ from mecefo_chaos.cli.replay import replay
 from mecefo_chaos.cli.report import report, runs
 from mecefo_chaos.cli.serve import serve
 from mecefo_chaos.cli.shared import completing
-from mecefo_chaos.cli.shared.experiment_options import CommandOfAJob
+from mecefo_chaos.cli.shared.experiment_options import CommandOfAJob, given, read_experiment
 from mecefo_chaos.cli.shared.grouped import GroupedGroup, option
 from mecefo_chaos.cli.shared.hints import sentence
 from mecefo_chaos.cli.shared.options import JSON_OPTION, OUT_OPTION, OUTPUT, FileToWrite
@@ -36,7 +36,6 @@ from mecefo_chaos.cli.shared.output import echo, print_json, print_plan, print_r
 from mecefo_chaos.cli.shared.quick import AT_STEP as QUICK_AT
 from mecefo_chaos.cli.shared.quick import STEPS as QUICK_STEPS
 from mecefo_chaos.cli.shared.quick import quick as shorten
-from mecefo_chaos.cli.shared.said import given, read_experiment
 from mecefo_chaos.cli.shared.usage_errors import leave_traces
 from mecefo_chaos.cli.shrink import shrink
 from mecefo_chaos.cli.validate import validate

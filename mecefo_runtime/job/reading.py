@@ -98,7 +98,7 @@ def _read(current: Any, settings: type, raw: Mapping[str, Any], within: str = ""
         elif not isinstance(text, Mapping):
             raise SettingError(f"{name} must be a mapping, not {text!r}")
         else:
-            part = getattr(current, place.name, None)
+            part: Any = getattr(current, place.name, None)
             inner = _read(part, place.part, text, f"{name}.")
             values[place.name] = _made(name, place, inner) if part is None else replace(part, **inner)
     return values

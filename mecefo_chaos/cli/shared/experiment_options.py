@@ -1,4 +1,4 @@
-"""The options that describe an experiment, and the command after `--`."""
+"""The options that describe an experiment, the command after `--`, and the experiment that they describe."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from mecefo_chaos.cli.shared.hints import Answered
 from mecefo_chaos.cli.shared.several_faults import EXAMPLE, CommandOfFaults
 
 if TYPE_CHECKING:
+    from chaos.errors import UsageError
+    from chaos.experiment.experiment import Experiment
+    from chaos.language.validation_errors import Source
     from mecefo_runtime.job.setting import Place
 
 
@@ -337,3 +340,25 @@ def _options_of_nodes() -> list[GroupedOption]:
             help="Network between ranks on this machine. Default: auto, namespaces where a fault needs links.",
         ),
     ]
+
+
+def given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `options` that were given."""
+    return {key: value for key, value in options.items() if value not in (None, ())}
+
+
+def read_experiment(subject: str | None, options: Mapping[str, Any]) -> tuple[Experiment, Source]:
+    """The experiment of a fault or file and some options, and where each part of it was said.
+
+    Raises:
+        UsageError: it does not make sense; all errors at once.
+    """
+    from chaos.experiment.reading import read_options
+
+    return read_options(subject, given(options), violations=_violations)
+
+
+def _violations(experiment: Experiment, is_sound: Callable[..., bool]) -> list[UsageError]:
+    from harness.run.preparation import violations
+
+    return violations(experiment, is_sound)
