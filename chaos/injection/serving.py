@@ -47,6 +47,7 @@ from chaos.injection.stream import (
     to_line,
 )
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.host import Host
 from mecefo_runtime.system.job_records import ProcessStarted
 from mecefo_runtime.system.process import ProcessId, set_name
 from mecefo_runtime.system.reason import Reason
@@ -165,9 +166,13 @@ class Serving:
 
 
 class KnownProcesses:
-    """The processes of a run on this host, from the events of the job; each must bear the run's mark."""
+    """The processes of a run on this host, from the events of the job; each must bear the run's mark.
 
-    def __init__(self) -> None:
+    Processes of other hosts are left out. An event that names no host is of `run_host`.
+    """
+
+    def __init__(self, run_host: Host) -> None:
+        self._run_host = run_host
         self._owned: dict[tuple[str, int | None, int | None], OwnedProcess] = {}
 
     def feed(self, event: Event) -> None:
@@ -179,11 +184,12 @@ class KnownProcesses:
         except ValueError:
             return
         role: Role | None = next((role for role in get_args(Role) if role == getattr(record, "role", "")), None)
-        if not isinstance(record, ProcessStarted) or role is None:
+        host = self._run_host if event.host is None else event.host
+        if not isinstance(record, ProcessStarted) or role is None or not host.is_here:
             return
         if record.started_pid is not None and record.start_ticks is not None:
             node = event.node if record.started_node is None else record.started_node
-            process = ProcessId(record.started_pid, record.start_ticks)
+            process = ProcessId(record.started_pid, record.start_ticks, host)
             self._owned[role, record.started_rank, node] = OwnedProcess(role, process, record.started_rank, node)
 
     def rank_processes(self, ranks: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
@@ -251,7 +257,7 @@ async def serve_run(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
     )
     executor.open(has_watchdog=opening.has_watchdog)
     await executor.ready()
-    processes, watch = KnownProcesses(), Watch()
+    processes, watch = KnownProcesses(opening.run_host), Watch()
     checkpoints = opening.checkpoint_folder
     executor.attend(
         FaultContext(

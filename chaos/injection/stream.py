@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from chaos.undo.guard import Farewell
 from chaos.undo.lease import LEASE_SECONDS, RENEWAL_SECONDS, START_TIMEOUT_SECONDS
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.host import Host, this_host
 from mecefo_runtime.system.json_values import JsonTypeError, from_json, to_json
 from mecefo_runtime.system.reason import Reason
 from mecefo_runtime.system.wire import Message, WireError, decode, encode
@@ -47,7 +48,8 @@ class Open:
     """The first line: the run on the executor's host. All paths are absolute.
 
     `run` is its name in the environment of its processes; `folder` has its ledger, `logs` the watchdog's log; in
-    `folders` files may be changed. `cluster` and the checkpoints are those of the job.
+    `folders` files may be changed. `cluster` and the checkpoints are those of the job. `run_host` is the host of the
+    pids in events that name no host.
     """
 
     run: str
@@ -60,6 +62,7 @@ class Open:
     cluster: Cluster | None = None
     lease_seconds: float = LEASE_SECONDS
     has_watchdog: bool = True
+    run_host: Host = field(default_factory=this_host)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -42,7 +43,8 @@ from chaos.injection.stream import (
     to_line,
 )
 from mecefo_runtime.job.layout import Cluster
-from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.events import Event, Origin
+from mecefo_runtime.system.host import Host, this_host
 from mecefo_runtime.system.process import ProcessId
 from mecefo_runtime.system.wire import WireError
 from tests.chaos.injection.test_executor import ALL, LOOK, UP_TO_APPLY, Place
@@ -53,7 +55,19 @@ pytestmark = pytest.mark.unit
 SHORT_SECONDS = 0.05
 LONG_SECONDS = 60.0
 CLUSTER = Cluster(2, 2, data_parallel=2, pipeline=2, num_layers=2, num_microbatches=2)
-OPEN = Open("run", "beta", "/run", "/run/logs", ("/checkpoints",), "/checkpoints", True, CLUSTER, 3.0, False)
+OPEN = Open(
+    "run",
+    "beta",
+    "/run",
+    "/run/logs",
+    ("/checkpoints",),
+    "/checkpoints",
+    True,
+    CLUSTER,
+    3.0,
+    False,
+    Host("alpha", "a boot"),
+)
 STEP = Event("step_committed", "rank", 0.0, 1.0, 1, step=7)
 
 
@@ -340,7 +354,7 @@ def started(role, process, **fields):
 
 def test_processes_are_known_from_the_events_of_the_job(monkeypatch):
     us, gone = ProcessId.of(os.getpid()), ProcessId(2_000_000_000, 1)
-    known = KnownProcesses()
+    known = KnownProcesses(this_host())
     monkeypatch.setattr("chaos.injection.serving.bears_mark", lambda process: True)
     for event in (started("rank", gone, started_rank=2), started("rank", us, started_rank=3), STEP):
         known.feed(event)
@@ -353,9 +367,23 @@ def test_processes_are_known_from_the_events_of_the_job(monkeypatch):
     assert [owned.role for owned in known.role_processes("store")] == ["coordinator"]
 
 
+def test_a_process_of_another_host_is_none_of_this_one(monkeypatch):
+    monkeypatch.setattr("chaos.injection.serving.bears_mark", lambda process: True)
+    us, elsewhere = ProcessId.of(os.getpid()), Host("elsewhere", "another boot")
+    event = started("rank", us, started_rank=3)
+    known = KnownProcesses(elsewhere)
+    known.feed(event)
+    assert known.rank_processes((3,)) == (), "the number is the same, the process is not"
+    known.feed(replace(event, origin=Origin(this_host(), "clock", 0.0, {})))
+    assert [owned.process for owned in known.rank_processes((3,))] == [us]
+    known = KnownProcesses(this_host())
+    known.feed(replace(event, origin=Origin(elsewhere, "clock", 0.0, {})))
+    assert known.rank_processes((3,)) == ()
+
+
 def test_a_process_without_the_mark_of_the_run_is_not_touched(monkeypatch):
     monkeypatch.setenv(RUN_VARIABLE, "another-run")
-    known = KnownProcesses()
+    known = KnownProcesses(this_host())
     known.feed(started("rank", ProcessId.of(os.getpid()), started_rank=3))
     with pytest.raises(NotOurs):
         known.rank_processes((3,))
