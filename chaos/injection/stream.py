@@ -411,6 +411,12 @@ class ExecutorProcess:
         except TimeoutError:
             self.process.kill()
             await self.process.wait()
+        # Up to its end: only then asyncio closes what it keeps for the process.
+        if self.process.stdout is not None:
+            with suppress(OSError):
+                while await self.process.stdout.read(MAX_LINE_BYTES):
+                    pass
+        await asyncio.sleep(0)
         return farewell
 
 

@@ -208,7 +208,7 @@ def test_killed_in_the_middle_it_is_undone(scene, kind, point, healer):
         await scene.started.process.wait()
         async with asyncio.timeout(30):
             later = await executor.obey(Undo(7, 0))
-            farewell = await executor.close()
+            farewell = await scene.started.end()
         return later, farewell, await answer
 
     later, farewell, _ = play(act())
@@ -274,7 +274,7 @@ def test_the_injector_lives_on_with_an_executor_that_is_killed(scene):
         await until(lambda: run.of("undo_failed"))
         assert run.released == [1]
         await run.injector.finish()
-        await scene.started.executor.close()
+        await scene.started.end()
         return run
 
     run = play(act())
@@ -299,7 +299,7 @@ def test_ranks_held_for_an_executor_that_is_silent_are_released_after_its_lease(
         scene.started.process.send_signal(signal.SIGCONT)
         code = await scene.started.process.wait()
         await run.injector.finish()
-        await scene.started.executor.close()
+        await scene.started.end()
         return run, code
 
     run, code = play(act())
@@ -319,7 +319,7 @@ def test_an_executor_that_hears_nothing_undoes_after_its_lease_and_goes(scene):
         wait_until(lambda: scene.state() == ("struck", "chaos"))
         code = await scene.started.process.wait()
         await run.injector.finish()
-        await scene.started.executor.close()
+        await scene.started.end()
         return code
 
     assert play(act()) == 1
