@@ -96,7 +96,7 @@ def explicit(recorded: Recorded, faults: Sequence[Mapping[str, Any]], name: str)
     A command runs where it ran: its arguments may name files from there.
     """
     kept = {key: value for key, value in recorded.experiment.items() if key not in _SCHEDULE_KEYS}
-    if recorded.started_in is not None:
+    if recorded.traits.is_user_script and recorded.started_in is not None:
         job = kept["job"]
         kept["job"] = {**job, "folder": str(Path(recorded.started_in) / (job.get("folder") or "."))}
     return {**kept, "name": name, "faults": without_late_repairs(faults, (kept.get("job") or {}).get("steps"))}

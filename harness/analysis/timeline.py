@@ -467,10 +467,11 @@ def read(told: Told) -> Timeline:
     started = job_started.monotonic_seconds if job_started else told.began_seconds or 0.0
     ended = max(started, job_ended.monotonic_seconds if job_ended else told.ended_seconds or started)
     traits = read_traits(job_started)
-    attempts = read_attempts(main, steps) if traits.restarts_by_launcher else ()
+    has_attempts = traits.restarts_by_launcher
+    attempts = read_attempts(main, steps) if has_attempts else ()
     is_running = job_started is not None and job_ended is None
     stalls = read_stalls(main, steps.first, ended, told.newest_seconds)
-    attribution = Attribution(main, steps, restarts_by_launcher=traits.restarts_by_launcher)
+    attribution = Attribution(main, steps, restarts_by_launcher=has_attempts)
     finished = list(_of(RankFinished, main))
     twin_losses, twin_failed = _of_the_twin(told)
     timeline = Timeline(
@@ -498,7 +499,7 @@ def read(told: Told) -> Timeline:
         checkpoints=told.checkpoints,
         num_checkpoints=told.num_checkpoints,
         unsaved_checkpoints=told.unsaved_checkpoints,
-        incidents=read_incidents(main, steps, stalls, attribution, restarts_by_launcher=traits.restarts_by_launcher),
+        incidents=read_incidents(main, steps, stalls, attribution, restarts_by_launcher=has_attempts),
         rejected=tuple(one.monotonic_seconds for one in _of(StepUnfit, main)),
         completions=tuple(
             (one.monotonic_seconds, one.lost_work_ratio)
@@ -508,9 +509,7 @@ def read(told: Told) -> Timeline:
         traits=traits,
         attempts=attempts,
         restarts=read_restarts(attempts, ended),
-        fruitless=_fruitless(told, attempts, job_ended, ended, is_running=is_running)
-        if traits.restarts_by_launcher
-        else None,
+        fruitless=_fruitless(told, attempts, job_ended, ended, is_running=is_running) if has_attempts else None,
         observation=read_observation(main, attempts) if traits.is_user_script else None,
         not_due=tuple(_of(NotDue, main)),
         losses=tuple(attribution.losses),
@@ -526,7 +525,7 @@ def read(told: Told) -> Timeline:
         told=told,
     )
     timeline = _settled(timeline, told)
-    if not traits.restarts_by_launcher or timeline.outcome != "completed":
+    if not has_attempts or timeline.outcome != "completed":
         return timeline
     return replace(timeline, ended_ranks=read_ended_ranks(main, steps.every, attribution.effects, timeline.length))
 

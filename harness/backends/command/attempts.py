@@ -18,7 +18,7 @@ class Hello:
 
     `start_count` is the launcher's own count of its starts, from 1. `ancestors` are those of the process, its parent
     first. `blamed_as`: the node on which its launcher runs, and the pid by which that one knows it. `replica` is the
-    replica group of the rank, where the groups of a job live each by itself (torchft). `is_marked`: it carries the
+    replica group of the rank, where each group of a job is started separately (torchft). `is_marked`: it carries the
     mark of this run.
     """
 
@@ -64,7 +64,7 @@ class RankEnded:
 
 @dataclass(frozen=True, slots=True)
 class GroupRejoined:
-    """The replica group with these ranks trains again beside the others."""
+    """The replica group with these ranks trains again, as the others do."""
 
     attempt: int
     ranks: tuple[int, ...]
@@ -127,7 +127,7 @@ class Attempts:
             self._coming_back[process.pid] = rank
             of_job = self.number
         elif hello.replica is not None:
-            # Each group also counts its first start by itself.
+            # The first start of each group is counted, too.
             of_job = self.number + (self.number == 0 or attempt > 1)
         else:
             of_job = attempt
@@ -258,7 +258,7 @@ class Attempts:
 def deciding_end(codes: Mapping[int, int]) -> tuple[int, int]:
     """(node, exit code) of the end that decides how the job ended; `codes` are by node, in the order of the ends.
 
-    The first that failed by itself. Where one was only killed and all others end well, they continued without it.
+    The first that failed with an exit code. Where one was only killed and all others end well, that one was not needed.
     """
     ends = codes.items()
     failed = [(node, code) for node, code in ends if code > 0]

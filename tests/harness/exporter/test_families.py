@@ -15,6 +15,7 @@ from harness.judging.summary import Summary
 from mecefo_runtime.job.layout import Layout, Replica, Span
 from mecefo_runtime.system.dilation import Pacer
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.job_records import StepCommitted
 from mecefo_runtime.training.exporter import RankFigures
 from tests.harness.exporter.scrape import registry_of, samples
 from tests.harness.synthetic import run
@@ -124,8 +125,7 @@ def rank_registry(device="cpu"):
     spans = (Span(2, 0, 3, frozenset({1})), Span(5, 3, 4))
     figures.enter(4, Layout(4, (Replica(0, spans, 8),)), 2)
     for step in (1, 2):
-        record = {"step": step, "loss": 3.5, "tokens": 100, "began_monotonic": 1.0, "committed_monotonic": 1.12}
-        figures.commit(record)
+        figures.commit(step, StepCommitted(loss=3.5, tokens=100, began_monotonic=1.0, committed_monotonic=1.12))
     registry = CollectorRegistry(auto_describe=False)
     registry.register(figures)
     return registry

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mecefo_runtime.job.config import JobConfig
-from mecefo_runtime.launch.torchrun import LauncherEnvironment, LaunchError, job_of, main
+from mecefo_runtime.launch.torchrun import LauncherEnvironment, LaunchError, job_of
 from mecefo_runtime.system import devices
 from mecefo_runtime.system.devices import (
     DeviceError,
@@ -130,13 +130,10 @@ def test_a_job_remembers_its_device():
 def test_the_launcher_refuses_before_anything_is_started():
     place = LauncherEnvironment(0, 2, 2, 1, "127.0.0.1", 1, is_store_ours=False, has_agent=False)
 
-    def job_for(*arguments: str) -> JobConfig:
-        return job_of(place, main.make_context("mecefo_runtime", list(arguments)).params)
-
     with pytest.raises(LaunchError, match="no GPU that torch can use"):
-        job_for("--device", "cuda")
-    assert job_for("--device", "cpu", "--precision", "bf16").precision == "bf16"
-    assert job_for("--strategy", "mecefo-paper").approximation.down_projection == "right"
+        job_of(place, {"device": "cuda"})
+    assert job_of(place, {"device": "cpu", "precision": "bf16"}).precision == "bf16"
+    assert job_of(place, {"strategy": "mecefo-paper"}).approximation.down_projection == "right"
 
 
 class Event:
