@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from chaos.experiment.schema import json_schema
-from manual import fault_pages, reasons, reference
+from manual import events, fault_pages, reasons, reference
 
 ROOT = Path(__file__).parents[1]
 SCHEMA = "schema/experiment.json"
@@ -63,7 +63,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     here = ROOT / "docs" / source
     if source in _FROM_ROOT.values():
         here = ROOT / source
-    return _PICTURE.sub(_inlined, rewritten(markdown, here, page_depth=source.count("/")))
+    return _PICTURE.sub(_inlined, rewritten(events.with_kinds(markdown), here, page_depth=source.count("/")))
 
 
 def _inlined(match: re.Match[str]) -> str:

@@ -8,113 +8,122 @@ from typing import Any
 from mecefo_runtime.system.record import Record, omitted_if
 
 
-class StepsCounted(Record, kind="steps_counted"):
-    """The first step of a rank's start is committed, and `count_kept_by` says who knows its number over all starts.
-
-    `script`: it says so itself; `torchft`: its manager; `parameters`: they were bit for bit those that a rank had after
-    one step of the run, and no other; `optimizer`: its own count; `nothing_loaded`: it began anew, since nothing was
-    loaded; `nobody`: it is not known, and steps are counted from 1.
-
-    `resumed_after` is the step after which this start continues, 0 where it began anew; None: not known, or a log of an
-    earlier version. `optimizer_steps` is how many steps the optimizer had made before by its own count, None where it
-    keeps none. `is_optimizer_fresh`: its state was empty before the step, and is not after it.
-    """
+class StepsCounted(Record, kind="steps_counted", emitted_by="rank"):
+    """Of a command, after the first step of each start: who knows its number over all starts."""
 
     count_kept_by: str = "nobody"
+    """`script` (`chaos.agent.step(number=...)`), `torchft` (its manager's count), `parameters` (equal to those after
+    one step of the run, and no other), `optimizer` (its own count), `nothing_loaded` (it began anew) or `nobody`: it is
+    not known, and steps are counted from 1."""
     resumed_after: int | None = None
+    """The step after which this start continues, 0 where it began anew; null: not known."""
     optimizer_steps: int | None = None
+    """The optimizer's own count before that step; null where it keeps none."""
     is_optimizer_fresh: bool = False
+    """Whether the optimizer's state was empty before that step."""
 
 
-class TrainingEntered(Record, kind="training_entered"):
-    """A rank is about to compute its first step of a start with these `parameters`, a digest of their bits.
+class TrainingEntered(Record, kind="training_entered", emitted_by="rank"):
+    """Of a command, before the first pass of each start.
 
-    `step` is the one after which it had them before; None: it is not known.
+    `step` is the one after which a rank had the same parameters in this run, where that is known.
     """
 
     parameters: str = ""
+    """A digest of the bits of the parameters that this rank trains."""
 
 
-class CheckpointBegun(Record, kind="checkpoint_begun"):
-    """A rank is about to save something after `step`, with these `parameters`, a digest of their bits."""
+class CheckpointBegun(Record, kind="checkpoint_begun", emitted_by="rank"):
+    """Of a command: something is about to be saved after `step`; no byte is written yet."""
 
     parameters: str = omitted_if("")
+    """A digest of the bits of the parameters, unless that would take too much of the training's time."""
 
 
-class JobReset(Record, kind="job_reset"):
-    """The user's reset command put the job back to its beginning, before it was started."""
+class JobReset(Record, kind="job_reset", emitted_by="conductor"):
+    """Of a command, before it is started: the user's reset command put the job back to its beginning."""
 
     reset_command: str = ""
+    """The command (`job.reset`)."""
     exit: int | None = None
+    """Its exit code."""
     seconds: float = 0.0
+    """How long it took."""
 
 
-class EndedWithoutStep(Record, kind="ended_without_step"):
-    """A process that had made an optimizer came to its end, and no step of a training was seen in it."""
+class EndedWithoutStep(Record, kind="ended_without_step", emitted_by="rank"):
+    """Of a command: a process that created an optimizer ended without an observed training step."""
 
     is_compiled: bool = False
+    """Whether torch.compile had compiled functions there."""
 
 
-class StateChecksums(Record, kind="state_checksums"):
-    """What a rank holds after `step`: of each tensor the sum of its bits, 8 hexadecimal digits, in `sums`.
-
-    Their names are in `tensors`, in the same order; empty: as in the rank's record before. `loss` is the rank's own.
-    `not_finite_values` of the parameters are NaN or infinite; `not_finite` has them by tensor, for the first tensors
-    that have any. None: a version that did not look wrote the log.
-    """
+class StateChecksums(Record, kind="state_checksums", emitted_by="rank"):
+    """Of a command, after `step`: what the rank holds."""
 
     sums: str = ""
+    """Of each tensor of parameters and optimizer state the sum of the bits, modulo 2**32, 8 hexadecimal digits each."""
     tensors: tuple[str, ...] = omitted_if(())
+    """The names of the tensors, in the same order; left out: as before."""
     loss: float | None = omitted_if(None)
+    """The rank's own loss."""
     not_finite_values: int | None = None
+    """How many values of its parameters are NaN or infinite; null in logs of versions that did not count them."""
     not_finite: Mapping[str, int] = omitted_if({})
+    """How many by tensor, of the first 16 that have any."""
 
 
-class OrphansEnded(Record, kind="orphans_ended"):
-    """The command was over, and `chaos` ended what it had left running: of `num_processes` some were those of `ranks`.
-
-    A rank that ran in several attempts is one; `pids` are those of its processes.
-    """
+class OrphansEnded(Record, kind="orphans_ended", emitted_by="conductor"):
+    """Of a command that is over: `chaos` ended processes that it left running."""
 
     num_processes: int = 0
+    """How many."""
     ranks: tuple[int, ...] = ()
+    """Ranks whose processes were among them, of any attempt."""
     pids: tuple[int, ...] = ()
+    """Their process ids."""
 
 
-class LossNotFinite(Record, kind="loss_not_finite"):
-    """For the first time the loss of a rank that tells no steps is not finite."""
+class LossNotFinite(Record, kind="loss_not_finite", emitted_by="rank"):
+    """Of a command: the first loss that is not finite, of a rank that reports no steps."""
 
     loss: str = ""
+    """The loss."""
 
 
-class NoStepSeen(Record, kind="no_step_seen"):
-    """A command ended with exit code 0, and no training step was seen in it.
-
-    `why` is a code of `harness.analysis.command.unseen`; `cause` is an exception that the command printed all the same,
-    as `harness.analysis.command.failure_cause` reads it; `is_pipe`: a shell in the command runs a pipe, which hides the
-    exit code of all but its last program.
-    """
+class NoStepSeen(Record, kind="no_step_seen", emitted_by="conductor"):
+    """A command ended with exit code 0, and no training step was seen in it."""
 
     why: str = "no_step"
+    """`no_agent` (no Python process of it reported), `no_step`, `nothing_to_do` (an optimizer was made and never used),
+    `compiled` (the same, and torch.compile had compiled functions there) or `not_in_log` (`--step-from` matched no
+    line)."""
     cause: Mapping[str, Any] | None = None
+    """An exception that it printed all the same, as in `job_failed`."""
     is_pipe: bool = False
+    """Whether a shell in the command runs a pipe, which hides the exit code of all but its last program."""
 
 
-class RankRaised(Record, kind="rank_raised"):
-    """Nobody caught an exception in a rank: it ends of it, in the step that was under way.
+class RankRaised(Record, kind="rank_raised", emitted_by="rank"):
+    """Of a command: nobody caught an exception, and the rank ends of it.
 
-    Also when chaos has raised one (`is_injected`), whether or not the script catches that.
-    `failure` is `own`, `collective_timeout` or `peer_lost` (`chaos.external.exception_kind`); the latter two tell of
-    somebody else's failure. `file` and `line` are the place in the script, `causes` (`exception`, `message`, `file`,
-    `line`, and `link`: `cause`, `context`, `remote`) what led to it, the root last.
-    `last_step` is the last one that the rank has committed, None where its steps are not followed.
+    In the step under way, or between two after that step. Not of `SystemExit` and `KeyboardInterrupt`.
     """
 
     exception: str = "Exception"
+    """The class of the exception."""
     message: str = ""
+    """Its message, 2,000 characters at most."""
     failure: str = "own"
+    """`own`, or `collective_timeout` and `peer_lost`, which report the failure of another rank."""
     file: str | None = None
+    """The file of the script in which it was raised."""
     line: int | None = None
+    """The line in that file."""
     is_injected: bool = False
+    """Whether chaos raised it; the event then comes at that moment, whether or not the script catches it."""
     last_step: int | None = omitted_if(None)
+    """The last step that the rank has committed; null where its steps are not followed."""
     causes: tuple[Mapping[str, Any], ...] = ()
+    """`{exception, message, file, line, link}` of each exception that led to it, the root last; `link` is `cause`,
+    `context` or `remote` (raised in a worker or another process)."""

@@ -55,11 +55,15 @@ class Record:
     The reader of a log also sets the attributes of `mecefo_runtime.system.events.Event`. A record that is made to be
     emitted has none of them: the emitter knows them.
 
+    The reference of events is made of the classes: the docstring says when the event comes, the string below a field
+    what the field is. `manual.events` reads these strings in the source.
+
     Records are not dataclasses, because creating a dataclass takes a millisecond. There are more than fifty kinds, and
     every process of a run imports some of them.
     """
 
     KIND: ClassVar[str] = ""
+    EMITTED_BY: ClassVar[str] = ""
     FIELDS: ClassVar[Mapping[str, Declared]] = {}
     REQUIRED: ClassVar[frozenset[str]] = frozenset()
     _OMITTED: ClassVar[tuple[tuple[str, Any], ...]] = ()
@@ -76,8 +80,8 @@ class Record:
     node: int | None
     step: int | None
 
-    def __init_subclass__(cls, *, kind: str = "") -> None:
-        cls.KIND = kind
+    def __init_subclass__(cls, *, kind: str = "", emitted_by: str = "") -> None:
+        cls.KIND, cls.EMITTED_BY = kind, emitted_by
         own = {name: cls.__dict__.get(name, MISSING) for name in cls.__annotations__}
         declared = {name: one if isinstance(one, Declared) else Declared(default=one) for name, one in own.items()}
         for name, one in declared.items():

@@ -1,4 +1,4 @@
-"""Every kind of event as a typed record: the code's side of the table in `docs/reference/events.md`."""
+"""Every kind of event as a typed record. The reference of events is made of these classes."""
 
 from __future__ import annotations
 

@@ -10,36 +10,42 @@ from mecefo_runtime.system.reason import Reason
 from mecefo_runtime.system.record import Record, called, omitted_if, read_values
 
 
-class RunStarted(Record, kind="run_started"):
-    """The run begins; `experiment` is the whole experiment.
-
-    `own_host` (name and boot id) and `own_clock` are those of the process that records the run, and of every event
-    without a host or clock.
-    """
+class RunStarted(Record, kind="run_started", emitted_by="conductor"):
+    """The run begins."""
 
     experiment: Any = None
+    """The whole experiment."""
     experiment_hash: str | None = None
+    """The hash of the experiment."""
     seed: Any = None
+    """The seed of the plan."""
     gates: Any = None
+    """The gates that the run is judged by."""
     dilation_ratio: float | None = None
+    """Time dilation: how many times as long each compute segment lasts."""
     machine: Any = None
+    """What this machine is."""
     own_host: tuple[str, ...] | None = None
+    """Name and boot id of the host that records the run, and of every event without a host."""
     own_clock: str | None = None
+    """The clock of the process that records the run, and of every event without a clock."""
 
 
-class ClockSampled(Record, kind="clock_sampled"):
-    """A process with another clock than the run's has connected; `offset_seconds` are added to its times.
-
-    Their error is at most `uncertainty_seconds`, plus `drift_ratio` of the time since the sample. `other_host` is a
-    name and a boot id, None for a clock of the run's host.
-    """
+class ClockSampled(Record, kind="clock_sampled", emitted_by="conductor"):
+    """A process with another clock has connected."""
 
     other_clock: str = ""
+    """The clock of that process."""
     other_host: tuple[str, ...] | None = None
+    """Name and boot id of its host; null for a clock of the run's own host."""
     offset_seconds: float = 0.0
+    """What is added to the times of that clock."""
     uncertainty_seconds: float = 0.0
+    """By how much the mapped times are wrong at most: half of the best round trip."""
     drift_ratio: float = 0.0
+    """How much of the time since the sample is added to this uncertainty."""
     num_samples: int = 0
+    """Samples of that clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +53,41 @@ class PlannedIncident:
     """One entry of `incidents_planned`."""
 
     incident: int
+    """The number of the incident, from 0."""
     fault: str = "unknown"
+    """The kind of the fault."""
     parameters: Any = None
+    """The parameters of the fault."""
     target: Any = None
+    """The target as the experiment has it."""
     step: int | None = None
+    """The step of the trigger."""
     phase: str | None = None
+    """The phase of the trigger within the step."""
     at_seconds: float | None = None
+    """The time of the trigger, since the start of the job."""
     ranks: tuple[int, ...] = ()
+    """Ranks of the target."""
     nodes: tuple[int, ...] = ()
+    """Nodes of the target."""
     links: tuple[tuple[int, ...], ...] = ()
+    """Links of the target, as pairs of ranks."""
     role: str | None = None
+    """The role of the target, such as `coordinator`."""
     lifetime_steps: int | None = None
+    """How long the fault lasts, in steps."""
     lifetime_seconds: float | None = None
+    """How long the fault lasts."""
     repair_steps: int | None = None
+    """When what it took is repaired, in steps after the injection."""
     repair_seconds: float | None = None
+    """When what it took is repaired, after the injection."""
     retrigger: Any = "once"
+    """At which attempts of the launcher it fires: `once`, `every-attempt` or a number."""
     draw: int | None = None
+    """The incident whose random choices it repeats, or its own number."""
     is_optional: bool = False
+    """Whether the run is not to blame if the job ends before the incident."""
 
     @classmethod
     def from_dict(cls, said: Mapping[str, Any]) -> PlannedIncident:
@@ -75,70 +99,96 @@ class PlannedIncident:
         return {**asdict(self), "ranks": list(self.ranks), "nodes": list(self.nodes), "links": [*map(list, self.links)]}
 
 
-class IncidentsPlanned(Record, kind="incidents_planned"):
-    """The incidents that will be fired."""
+class IncidentsPlanned(Record, kind="incidents_planned", emitted_by="conductor"):
+    """The incidents of the run are planned."""
 
     incidents: tuple[PlannedIncident, ...] = ()
+    """The planned incidents."""
 
 
-class NodesStarting(Record, kind="nodes_starting"):
-    """Containers are made."""
+class NodesStarting(Record, kind="nodes_starting", emitted_by="conductor"):
+    """Containers are created (backend `docker`)."""
 
     num_nodes: int | None = None
+    """Nodes of the job."""
     image: str | None = None
+    """The image of their containers."""
 
 
-class ContainerReady(Record, kind="container_ready"):
-    """A container takes orders."""
+class ContainerReady(Record, kind="container_ready", emitted_by="conductor"):
+    """A container accepts commands."""
 
     container: str | None = None
+    """`node-3`, `coordinator` or `links-of-node-3`."""
     container_attempt: int | None = None
+    """The starts of that container, from 1."""
     start_seconds: float | None = None
+    """From its creation until it accepts commands."""
 
 
 class OfIncident(Record):
     """What is told of one incident."""
 
     incident: int
+    """The number of the incident, from 0."""
 
 
-class Held(OfIncident, kind="held"):
-    """A rank of the target is held, or the snapshot process of a node."""
+class Held(OfIncident, kind="held", emitted_by="injector"):
+    """A rank of the target is held at (`step`, `phase`), or the snapshot process of a node.
 
-    phase: str | None = None
-    held_rank: int | None = omitted_if(None)
-    held_node: int | None = omitted_if(None)
-
-
-class Injected(OfIncident, kind="injected"):
-    """A fault was applied; with `is_loss` its ranks are gone until repaired, with `goes_on` it lasts until undone.
-
-    With `gives_notice` nothing was lost by then: the job has time to let the ranks go. One that `asks_to_leave` sent a
-    signal that processes may handle. One that `is_latent` damaged stored state: it shows when that is read.
+    The latter at the phase `encode` of the snapshot of `step`.
     """
 
-    fault: str | None = None
-    parameters: Mapping[str, Any] = {}
-    is_loss: bool = False
-    goes_on: bool = False
-    gives_notice: bool = omitted_if(False)
-    asks_to_leave: bool = omitted_if(False)
-    is_latent: bool = omitted_if(False)
-    target: Any = None
     phase: str | None = None
+    """The phase."""
+    held_rank: int | None = omitted_if(None)
+    """The rank."""
+    held_node: int | None = omitted_if(None)
+    """The node of the snapshot process."""
+
+
+class Injected(OfIncident, kind="injected", emitted_by="injector"):
+    """A fault was applied, at `step` (null where no step had begun)."""
+
+    fault: str | None = None
+    """The kind of the fault."""
+    parameters: Mapping[str, Any] = {}
+    """The parameters of the fault."""
+    is_loss: bool = False
+    """Whether its ranks are gone until they are repaired."""
+    goes_on: bool = False
+    """Whether it stays active until `undone`."""
+    gives_notice: bool = omitted_if(False)
+    """Whether nothing is lost yet: the job has time to release its ranks."""
+    asks_to_leave: bool = omitted_if(False)
+    """Whether it sent a signal that processes may handle."""
+    is_latent: bool = omitted_if(False)
+    """Whether it damaged stored state: that shows when something reads it."""
+    target: Any = None
+    """The target as the experiment has it."""
+    phase: str | None = None
+    """The phase of the trigger within the step."""
     ranks: tuple[int, ...] = ()
+    """Ranks that it affects."""
     nodes: tuple[int, ...] = ()
+    """Nodes that it affects."""
     held_ranks: tuple[int, ...] = ()
+    """Ranks that are held."""
     held_nodes: tuple[int, ...] = omitted_if(())
+    """Nodes whose snapshot processes are held."""
     processes: tuple[Any, ...] = ()
+    """Pid and start time of each affected process."""
     links: tuple[tuple[int, ...], ...] = ()
+    """Affected links, as pairs of ranks."""
 
 
-class Verified(OfIncident, kind="verified"):
-    """The effect of a fault was seen; `took_effect_monotonic` is when it came, where a rank ended of it later."""
+class Verified(OfIncident, kind="verified", emitted_by="injector"):
+    """The effect of a fault was observed."""
 
     evidence: Any = None
+    """What was observed."""
     took_effect_monotonic: float | None = omitted_if(None)
+    """When the effect came, where a rank ended of it before it was verified otherwise."""
 
 
 class WithReason(OfIncident):
@@ -148,8 +198,11 @@ class WithReason(OfIncident):
     """
 
     reason: str | None = None
+    """The sentence of `why`; older logs have it alone."""
     why: Reason | None = None
+    """The reason with its code and fields (page *Reasons*)."""
     code: str | None = omitted_if(None)
+    """The code of the reason alone."""
 
     @property
     def because(self) -> Reason | None:
@@ -164,17 +217,22 @@ class WithoutEffect(WithReason):
     """
 
     phase_steps: tuple[tuple[int, int], ...] = omitted_if(())
+    """Of an incident that never fired: steps in which the phase of the trigger came, as first and last of each
+    interval."""
     phase_ranks: tuple[int, ...] = omitted_if(())
+    """Of an incident that never fired: ranks in which the phase of the trigger came."""
     phases_seen: tuple[str, ...] = omitted_if(())
+    """Of an incident that never fired: phases that came."""
     advice: str | None = omitted_if(None)
+    """Options with which it would have fired."""
 
 
-class Unverified(WithoutEffect, kind="unverified"):
-    """The effect of a fault was not seen, or the incident never fired."""
+class Unverified(WithoutEffect, kind="unverified", emitted_by="injector"):
+    """The effect of a fault was not observed, or the incident never fired."""
 
 
-class NotDue(WithoutEffect, kind="not_due"):
-    """The time of an incident did not come, or limits forbade it."""
+class NotDue(WithoutEffect, kind="not_due", emitted_by="injector"):
+    """The incident was drawn for a time after the end of the job, or limits forbade it."""
 
     @property
     def because(self) -> Reason:
@@ -194,12 +252,16 @@ def _written(code: str, sentence: str | None) -> Reason | None:
     return None if sentence is None else Reason(code, sentence=sentence)
 
 
-class Undone(OfIncident, kind="undone"):
+class Undone(OfIncident, kind="undone", emitted_by="injector or conductor"):
     """A fault was undone."""
 
     fault: str | None = None
+    """The kind of the fault; of the conductor."""
     evidence: Any = None
+    """What was undone, with `by`: `chaos` or, where the injector was silent, `watchdog`."""
     ended_monotonic: float | None = omitted_if(None)
+    """When the fault was no longer active, if that was before the checks for residue: at the end of its lifetime, or at
+    the latest at the end of the run."""
 
     @property
     def ended_seconds(self) -> float:
@@ -207,54 +269,70 @@ class Undone(OfIncident, kind="undone"):
         return self.monotonic_seconds if self.ended_monotonic is None else self.ended_monotonic
 
 
-class Outlasted(OfIncident, kind="outlasted"):
-    """A fault stayed active for longer than `planned`, until its effect was seen."""
+class Outlasted(OfIncident, kind="outlasted", emitted_by="injector"):
+    """A fault stayed active for longer than planned, until its effect was verified."""
 
     planned: str = ""
+    """The planned lifetime."""
 
 
-class UndoFailed(WithReason, kind="undo_failed"):
+class UndoFailed(WithReason, kind="undo_failed", emitted_by="injector"):
     """A fault could not be undone."""
 
 
-class Released(OfIncident, kind="released"):
-    """Held ranks were let go, or the snapshot processes of nodes."""
+class Released(OfIncident, kind="released", emitted_by="injector"):
+    """Held processes were released."""
 
     ranks: tuple[int, ...] = ()
+    """Ranks that were held."""
     nodes: tuple[int, ...] = omitted_if(())
+    """Nodes whose snapshot processes were held."""
 
 
-class RepairStarted(OfIncident, kind="repair_started"):
+class RepairStarted(OfIncident, kind="repair_started", emitted_by="conductor"):
     """What an incident took is started again."""
 
     nodes: tuple[int, ...] = ()
+    """The nodes."""
     ranks: tuple[int, ...] = ()
+    """The ranks."""
 
 
-class Telemetry(Record, kind="telemetry"):
-    """Errors of a rank's device that a fault told, not measured."""
+class Telemetry(Record, kind="telemetry", emitted_by="injector"):
+    """Errors of a rank's device, written by a fault of fidelity `telemetry`, not measured."""
 
     of_rank: int = called("rank")
+    """The rank."""
     xid: int
+    """The XID."""
     ecc_sbe: int
+    """Single-bit ECC errors to add to the counters of the device."""
     ecc_dbe: int
+    """Double-bit ECC errors to add to the counters of the device."""
     record: str | None = None
+    """The id by which the fault finds this event in the log."""
 
 
-class Halted(Record, kind="halted"):
-    """A halt condition became true."""
+class Halted(Record, kind="halted", emitted_by="conductor"):
+    """A halt condition became true, or the watchdog undid something because chaos did not run."""
 
     condition: str | None = None
+    """The condition."""
 
 
-class Aborted(Record, kind="aborted"):
-    """A gate that is certain to fail ends the run."""
+class Aborted(Record, kind="aborted", emitted_by="conductor"):
+    """A gate with `abort_on_fail` is certain to fail and ends the run."""
 
     gate: str | None = None
+    """The gate."""
     value: float | None = None
+    """The least that its figure can come to, in base units."""
     reason: str | None = None
+    """The sentence of `why`; older logs have it alone."""
     incident: int | None = None
+    """The incident whose figure it is, or null."""
     why: Reason | None = None
+    """How the gate failed, as a reason with its code."""
 
     @property
     def because(self) -> Reason:
@@ -262,43 +340,56 @@ class Aborted(Record, kind="aborted"):
         return self.why or _written(CERTAIN_TO_FAIL, self.reason) or Reason(CERTAIN_TO_FAIL, sentence=str(None))
 
 
-class Interrupted(Record, kind="interrupted"):
-    """Somebody ended the run."""
+class Interrupted(Record, kind="interrupted", emitted_by="conductor"):
+    """A signal ended the run."""
 
     signal: str | None = None
+    """The name of the signal."""
 
 
-class RunOverlapped(Record, kind="run_overlapped"):
-    """Another run of chaos shared the machine: emitted when it is seen, and again when it has ended.
+class RunOverlapped(Record, kind="run_overlapped", emitted_by="conductor"):
+    """Another run of `chaos` shared the machine.
 
-    Times are CLOCK_MONOTONIC seconds; `ended_monotonic` is None while it is there. `folder` is None where it is not
-    readable: a run of another user, whose number is `uid`.
+    Emitted when it is seen (looked for every second), and again when it has ended.
     """
 
     other_run: str = ""
+    """Its name in the registry."""
     folder: str | None = None
+    """Its folder; null where it is not readable: a run of another user."""
     uid: int | None = None
+    """The number of its user."""
     began_monotonic: float | None = None
+    """Since when both ran."""
     ended_monotonic: float | None = None
+    """Until when both ran; null: it still runs."""
 
 
-class Residue(Record, kind="residue"):
-    """What the run left behind, in whatever words: none of it must be lost because it is said in another way."""
+class Residue(Record, kind="residue", emitted_by="conductor"):
+    """What the run left behind; all empty for a clean run."""
 
     processes: tuple[Any, ...] = ()
+    """Pid, start time, `state` and `command` of each process."""
     undo_pending: tuple[Any, ...] = ()
+    """Incidents that are not completely undone."""
     left: tuple[Any, ...] = ()
+    """`{kind, what}` of each other thing: mounts, control groups, files that undo records name, network, rules, a
+    damaged ledger."""
 
 
-class RunEnded(Record, kind="run_ended"):
-    """The run is over; its log has `num_events` lines, this one among them."""
+class RunEnded(Record, kind="run_ended", emitted_by="conductor"):
+    """The run is over."""
 
     reason: str | None = None
+    """`completed`, `interrupted`, `halted`, `aborted` or `failed`."""
     message: str | None = None
+    """Why it failed, in words."""
     num_events: int | None = None
+    """Lines of the log, this one among them."""
 
 
-class Warned(Record, kind="warning"):
+class Warned(Record, kind="warning", emitted_by="any"):
     """A warning."""
 
     message: str = ""
+    """The text."""

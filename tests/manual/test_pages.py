@@ -11,12 +11,15 @@ from chaos.experiment.fault_spec import FAULT_KEYS
 from chaos.experiment.schema import json_schema
 from chaos.faults import registry
 from harness.judging.summary import IncidentSummary, Summary
-from manual import fault_pages, hooks, reference
+from manual import events, fault_pages, hooks, reference
 from manual.examples import EXAMPLES
 from manual.pictures import PICTURES, picture
 from manual.timeline import Stretch, stalls_of, with_stalls
 from mecefo_chaos.cli.main import cli
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.record import keys_of
+from mecefo_runtime.system.records import RECORDS
+from mecefo_runtime.system.run_records import PlannedIncident
 from tests.harness import synthetic
 from tests.manual.documents import OVERVIEW, ROOT
 
@@ -145,6 +148,22 @@ def test_every_key_of_an_experiment_has_a_text():
     for name, fields in properties.items():
         silent = [key for key, field in fields.items() if not field.get("description")]
         assert not silent, f"{name}: say what these keys mean"
+
+
+@pytest.mark.parametrize("record", [*RECORDS.values(), PlannedIncident])
+def test_every_event_and_every_field_has_a_text(record):
+    assert record is PlannedIncident or record.EMITTED_BY
+    assert record.__dict__.get("__doc__"), "say when the event comes"
+    silent = [name for name, text in events.texts_of(record).items() if not text]
+    assert not silent, f"{record.__name__}: say below the fields what they are"
+
+
+def test_the_reference_of_events_has_every_kind_with_every_field():
+    page = events.with_kinds((ROOT / "docs/reference/events.md").read_text())
+    sections = dict(re.findall(r"^#### (\w+)\n(.*?)(?=^#|\Z)", page, re.MULTILINE | re.DOTALL))
+    assert sections.keys() == RECORDS.keys()
+    for kind, record in RECORDS.items():
+        assert set(keys_of(record)) <= set(re.findall(r"^\| `(\w+)` \|", sections[kind], re.MULTILINE)), kind
 
 
 @pytest.mark.parametrize(
