@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from chaos.plain_text import blanked
+from mecefo_runtime.system.run_records import PlannedIncident
 
 
 def one_line(text: object) -> str:
@@ -25,14 +26,13 @@ def target_text(target: object) -> str:
     return one_line(target).replace("role=", "the ").replace("=", " ").replace(",", ", ")
 
 
-def when(incident: Mapping[str, Any]) -> str:
+def when(incident: PlannedIncident) -> str:
     """The trigger of a planned incident: `at step 500 (backward)`, or `after 10 s`."""
-    if incident.get("step") is not None:
-        phase = incident.get("phase")
-        return f"at step {incident['step']}{f' ({phase})' if phase else ''}"
-    if incident.get("at_seconds") is None:
-        return f"at the next {incident.get('phase') or 'step'}"
-    return f"after {incident['at_seconds']} s"
+    if incident.step is not None:
+        return f"at step {incident.step}{f' ({incident.phase})' if incident.phase else ''}"
+    if incident.at_seconds is None:
+        return f"at the next {incident.phase or 'step'}"
+    return f"after {incident.at_seconds} s"
 
 
 def evidence_text(evidence: object) -> str:

@@ -20,6 +20,7 @@ from harness.analysis.words import (
 )
 from harness.judging.summary import GateResult, IncidentSummary, Summary
 from mecefo_runtime.planners.mecefo import PROJECTED_LOSS_RATIO
+from mecefo_runtime.system.run_records import PlannedIncident
 
 VERDICTS: Mapping[str, str] = {
     "pass": "Every fault was verified, the job recovered from each, and all gates passed.",
@@ -190,7 +191,7 @@ def moment(incident: IncidentSummary) -> str:
     """`at step 300 (backward)`, or `before the first step`; empty where it did not fire, and is due at a time."""
     if incident.step is None:
         return "before the first step" if incident.injected else ""
-    return when({"step": incident.step, "phase": incident.phase})
+    return when(PlannedIncident(incident.incident, step=incident.step, phase=incident.phase))
 
 
 def incident_title(incident: IncidentSummary) -> str:

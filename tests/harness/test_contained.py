@@ -201,7 +201,7 @@ def test_a_view_fails_no_run_and_says_so_once(way: Callable[..., Any], monkeypat
 
 
 def test_a_sentence_that_cannot_be_made_costs_itself(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("harness.analysis.narrator.Narrator._tell_verified", fail)
+    monkeypatch.setattr("harness.analysis.narrator._verified", fail)
     stream = io.StringIO()
     with PlainView(stream) as view:
         for event in run(twin=False):
