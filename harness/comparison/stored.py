@@ -11,6 +11,7 @@ from typing import Any
 from chaos.errors import UsageError
 from chaos.host.run_files import EVENTS_FILE
 from chaos.user_files import read_input
+from harness.analysis.state import state_of
 from harness.comparison.same_experiment import drawn_from
 from harness.comparison.sample import NoSet, RunSet, Sample, sample_of
 from harness.judging.stored import judge
@@ -18,6 +19,7 @@ from harness.judging.summary import Summary
 from harness.store.log import legible
 from harness.store.runs import SET_FILE, find_run
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.run_records import RunStarted
 
 
 def find_samples(out: Path, reference: str) -> list[Sample]:
@@ -39,16 +41,19 @@ def find_samples(out: Path, reference: str) -> list[Sample]:
     folder = find_run(out, reference)
     with legible(folder):
         summary, events = judge(folder)
-        experiment = _mapping(_of_start(events).get("experiment"))
+        began = state_of(events).first_of(RunStarted)
+        experiment = _mapping(began and began.experiment)
         machine, drawn = machine_of(events), drawn_from(events)
         return [sample_of(summary, experiment, machine, folder, verdict_but_gates(folder), drawn)]
 
 
 def machine_of(events: Sequence[Event]) -> dict[str, Any]:
     """What a run ran on, as its log tells: the machine, and how much slower its ranks were made."""
-    began = _of_start(events)
-    dilation = {} if began.get("dilation_ratio") is None else {"dilation": began["dilation_ratio"]}
-    return {**_mapping(began.get("machine")), **dilation}
+    began = state_of(events).first_of(RunStarted)
+    if began is None:
+        return {}
+    dilation = {} if began.dilation_ratio is None else {"dilation": began.dilation_ratio}
+    return {**_mapping(began.machine), **dilation}
 
 
 def machine_words(events: Sequence[Event]) -> str:
@@ -76,10 +81,6 @@ def _read(path: Path) -> list[Sample]:
         return list(RunSet.from_dict(document if isinstance(document, Mapping) else {}).samples)
     except NoSet as error:
         raise UsageError(str(error), path=str(path)) from error
-
-
-def _of_start(events: Sequence[Event]) -> Mapping[str, Any]:
-    return next((event.fields for event in events if event.kind == "run_started"), {})
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -10,12 +10,15 @@ from statistics import median
 from typing import Any
 
 from harness.analysis.narrator import Narrator
+from harness.analysis.state import state_of
 from harness.analysis.steps import step_under_way
 from harness.analysis.words import count, name_seconds, name_uncertain, one_line, speed_text, target_text
 from harness.judging.facts import unplanned_words
 from harness.judging.summary import IncidentSummary, Summary
 from harness.report import wording
-from mecefo_runtime.system.events import MAIN_JOB, Event
+from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.job_records import JobStarted
+from mecefo_runtime.system.run_records import RunStarted
 
 _TOLD_ONE_BY_ONE = 3
 _CHRONICLE_HEAD, _CHRONICLE_TAIL = 150, 50
@@ -23,24 +26,16 @@ _CHRONICLE_HEAD, _CHRONICLE_TAIL = 150, 50
 
 def about(summary: Summary, events: Iterable[Event]) -> list[str]:
     """What the run was: when, on what, with what. Only what is known."""
-    started: Mapping[str, Any] = {}
-    experiment: Mapping[str, Any] = {}
-    said = []
-    for event in events:
-        if event.job != MAIN_JOB:
-            continue
-        if event.kind == "run_started":
-            began = datetime.fromtimestamp(event.time_seconds, UTC)
-            said.append(f"{began:%Y-%m-%d %H:%M:%S} UTC")
-            experiment = _mapping(event.fields.get("experiment"))
-        elif event.kind == "job_started" and not started:
-            started = event.fields
-    job = _mapping(experiment.get("job"))
+    state, said = state_of(events), []
+    run, started = state.first_of(RunStarted), state.first_of(JobStarted)
+    if run is not None:
+        said.append(f"{datetime.fromtimestamp(run.time_seconds, UTC):%Y-%m-%d %H:%M:%S} UTC")
+    job = _mapping(_mapping(run and run.experiment).get("job"))
     if summary.command:
         said.append(f"command {summary.command}")
-    if isinstance(started.get("num_ranks"), int):
-        nodes = f" on {count(started['nodes'], 'node')}" if isinstance(started.get("nodes"), int) else ""
-        said.append(f"{count(started['num_ranks'], 'rank')}{nodes}")
+    if started is not None and started.num_ranks is not None:
+        nodes = f" on {count(started.nodes, 'node')}" if isinstance(started.nodes, int) else ""
+        said.append(f"{count(started.num_ranks, 'rank')}{nodes}")
     if words := wording.emulated_words(summary):
         said.append(words)
     if job.get("model"):
