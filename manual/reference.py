@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
+from chaos.experiment.backends import backends
 from chaos.experiment.fault_spec import FAULT_KEYS
 from chaos.experiment.schema import json_schema
-from chaos.experiment.terms import TERMS
+from chaos.experiment.terms import terms
 from mecefo_chaos.cli.faults import accepts
 from mecefo_chaos.cli.main import cli
 
@@ -23,7 +24,7 @@ _SECTIONS = (
     ("Snapshots", "job.snapshots", ""),
     ("CommandJob", "job, of a command", "The job, if it is somebody else's: with `runtime: command`."),
     ("Limits", "limits", ""),
-    ("Containers", "containers", ""),
+    *((one.Settings.__name__, one.settings_key, "") for one in backends().values() if one.settings_key),
 )
 
 
@@ -121,7 +122,7 @@ def _keys(model: Mapping[str, Any], within: str) -> str:
         needed = key in model.get("required", ())
         default = "needed" if needed else _default(field.get("default"))
         kind = "see `chaos faults`" if key == "kind" else _accepts(field)
-        option = TERMS.get(f"{within}.{key}" if within else key)
+        option = terms().get(f"{within}.{key}" if within else key)
         name = "" if option is None else f"`{option}`"
         rows.append((f"`{key}`", _cell(field.get("description", "")), kind, default, name))
     return _table(("key", "meaning", "what it may be", "default", "option"), rows)

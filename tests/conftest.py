@@ -102,7 +102,7 @@ def needs_docker() -> None:
 @pytest.fixture
 def has_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that only prepare runs, whose answer must not depend on what this machine has installed."""
-    monkeypatch.setattr("harness.run.preparation.why_no_networks", lambda: None)
+    monkeypatch.setattr("harness.node.node.ThisMachine.why_no_networks", lambda self: None)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

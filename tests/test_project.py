@@ -54,6 +54,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         *(
             *("plain_text", "user_files", "step_ranges", "refusals"),
             "errors",
+            "plugins",
             "language",
             "host",
             "in_process",
@@ -67,7 +68,8 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         ),
     ),
     "harness": (
-        *("analysis", "store", "network", "control", "judging", "live", "backends", "doctor", "report", "exporter"),
+        *("analysis", "store", "network", "control", "judging", "live", "doctor", "node", "backends"),
+        *("report", "exporter"),
         *("run", "comparison", "pytest"),
     ),
     "mecefo_chaos": ("module", "pytest_plugin", "studies", "cli", "__main__"),

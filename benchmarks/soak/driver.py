@@ -18,7 +18,7 @@ from benchmarks.soak.shared_backend import SharedBackend, find_by_environment
 from chaos.errors import ChaosError, EnvironmentFailure
 from chaos.faults.base import OwnedProcess
 from chaos.host.run_files import EVENTS_FILE, LOGS_FOLDER
-from harness.backends.node_job import NodeJob
+from harness.backends.base import RunningJob
 from harness.control.recorder import Recorder
 from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.system.events import MAIN_JOB, Event
@@ -84,7 +84,7 @@ class Driver:
         self._emitter = Emitter(self._on_event, "soak")
         self._shared = shared
         self._logs = logs
-        self._job: NodeJob | None = None
+        self._job: RunningJob | None = None
         self._known = Knowledge()
         self._waiting: list[tuple[Callable[[Event], bool], asyncio.Future[Event]]] = []
         # rank -> (the step after which it is repaired, the process that was killed)

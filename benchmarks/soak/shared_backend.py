@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import Self
 
 from chaos.host.run_files import LOGS_FOLDER
-from harness.backends.local import LocalBackend
+from harness.backends.local.backend import LocalNodes
+from harness.backends.nodes import JobsOnNodes
 from harness.control.control_server import ControlServer
 from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.system.events import Event
@@ -31,7 +32,7 @@ class SharedBackend:
         self._on_event: Callable[[Event], None] = lambda _: None
         emitter = Emitter(self._pass_on, "backend")
         self._control = ControlServer(self._pass_on)
-        self.backend = LocalBackend(self._control, new_token(), self._logs, None, emitter)
+        self.backend = JobsOnNodes(LocalNodes(self._logs), self._control, new_token(), self._logs, emitter)
 
     async def __aenter__(self) -> Self:
         self._point_logs_to(self._folder)

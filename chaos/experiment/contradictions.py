@@ -8,12 +8,12 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from chaos.errors import UsageError, nearest, setting, shown
+from chaos.experiment.backends import backends
 from chaos.experiment.command_job import NO_REPAIR, CommandJob
 from chaos.experiment.experiment import Experiment
 from chaos.experiment.fault_spec import PARAMETERS, FaultSpec
 from chaos.experiment.job import Job
 from chaos.language.launcher import ranks_of_command
-from chaos.language.quantities import bytes_text
 from chaos.language.target import ResolvedTarget, resolve
 from chaos.language.trigger import SNAPSHOT_PHASES, Duration
 from chaos.language.validation_errors import Problems
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from chaos.faults.base import Fault
 
 
-# Less than any process takes that has torch in it.
-_MIN_NODE_BYTES = 64 * 2**20
 # Our runtime keeps all of them in fp32.
 _HIGHEST_BIT = 31
 
@@ -126,29 +124,34 @@ def _about_device(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _about_backend(experiment: Experiment, problems: Problems) -> None:
-    is_in_containers = experiment.backend == "docker"
+    chosen = experiment.nodes_on
     backend: Sequence[KeyPath] = [("backend",)]
-    if is_in_containers and isinstance(experiment.job, CommandJob) and (why := experiment.job.why_not_on_nodes()):
+    job = experiment.job if chosen.starts_command_on_each_node else None
+    if isinstance(job, CommandJob) and (why := job.why_not_on_nodes()):
         problems.add(("job", "nodes"), why, rests_on=[*backend, ("job", "command")])
-    if is_in_containers and experiment.network != "auto":
-        problems.add(("network",), "every container has its own network: leave it on auto", rests_on=backend)
-    memory_bytes = experiment.containers.memory
-    if memory_bytes is not None and memory_bytes < _MIN_NODE_BYTES:
-        message = f"must be at least {bytes_text(_MIN_NODE_BYTES)}: a rank with torch in it takes more than that"
-        problems.add(("containers", "memory"), message)
-    if not is_in_containers and experiment.containers != type(experiment.containers)():
-        said = next(iter(experiment.containers.model_dump(exclude_defaults=True)))
-        message = f"says what containers are: add {setting('backend', 'docker')}"
-        problems.add(("containers", said), message, rests_on=backend)
+    if experiment.network != "auto" and not chosen.divides_network:
+        networks = (
+            f"every {chosen.one_node} has its own network"
+            if chosen.has_own_networks
+            else (f"the network of {chosen.nodes} cannot be divided")
+        )
+        problems.add(("network",), f"{networks}: leave it on auto", rests_on=backend)
+    for other in backends().values():
+        given = other.settings_among(experiment.backend_settings).model_dump(exclude_defaults=True)
+        if given and other.name != chosen.name:
+            message = f"says what {other.nodes} are: add {setting('backend', other.name)}"
+            problems.add((other.settings_key, next(iter(given))), message, rests_on=backend)
 
 
 def _about_starts(experiment: Experiment, problems: Problems) -> None:
-    if not isinstance(experiment.job, CommandJob) or experiment.backend != "docker":
+    chosen = experiment.nodes_on
+    if not isinstance(experiment.job, CommandJob) or not chosen.starts_command_on_each_node:
         return
-    local = setting("backend", "local")
+    restarting = [other.name for other in backends().values() if not other.starts_command_on_each_node]
+    others = " or ".join(setting("backend", name) for name in restarting)
     for key, is_asked in ((("twin",), experiment.twin), (("job", "reset"), experiment.job.reset)):
         if is_asked:
-            problems.add(key, f"a command in containers is started once: leave it out, or choose {local}")
+            problems.add(key, f"a command in {chosen.nodes} is started once: leave it out, or choose {others}")
 
 
 def _about_time(

@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Discriminator, Field, Tag
+from pydantic import (
+    BaseModel,
+    Discriminator,
+    Field,
+    PlainValidator,
+    SerializeAsAny,
+    SerializerFunctionWrapHandler,
+    Tag,
+    WithJsonSchema,
+    model_serializer,
+    model_validator,
+)
 
+from chaos.experiment.backends import (
+    BackendDescription,
+    backend_name,
+    backends,
+    settings_from,
+    settings_model,
+    written_settings,
+)
 from chaos.experiment.command_job import CommandJob
 from chaos.experiment.fault_spec import FaultSpec
 from chaos.experiment.fields import ProfileText, Said, Text
 from chaos.experiment.gate_spec import GateText
-from chaos.experiment.job import Containers, Job
+from chaos.experiment.job import Job
 from chaos.experiment.limits import Limits
 from chaos.language.identity import hash_of
+from chaos.language.validation_errors import BACKEND_SETTINGS, said
 from chaos.language.yaml_lines import Dumper
+from chaos.plugins import DEFAULT_BACKEND
 from mecefo_runtime.job.layout import Cluster
 
 
@@ -33,8 +54,8 @@ class Experiment(Said):
 
     `profile` adds faults as a real cluster has them, drawn from the seed; `limits` cap what is affected at once.
     `network` is what connects the ranks of the local backend: the machine's loopback, or a network namespace for each
-    of them, whose links can be cut; `auto`: namespaces where a fault needs links. `containers` is what the nodes of the
-    docker backend are.
+    of them, whose links can be cut; `auto`: namespaces where a fault needs links. `backend_settings` are those of all
+    backends; in a file each has a separate key.
     """
 
     name: Text = Field(description="name of the experiment and of the folder of its runs")
@@ -63,14 +84,41 @@ class Experiment(Said):
     twin: bool = Field(
         default=True, description="also run the same job without faults, to compare with: the fault-free baseline"
     )
-    backend: Literal["local", "docker"] = Field(
-        default="local", description="what a node is: a process group on this machine (local), or a container (docker)"
+    backend: Annotated[str, PlainValidator(said(backend_name)), WithJsonSchema({"type": "string"})] = Field(
+        default=DEFAULT_BACKEND, description="the nodes"
     )
     network: Literal["auto", "namespaces", "loopback"] = Field(
         default="auto",
         description="network between ranks here: `loopback`, a network namespace each, or what the faults need",
     )
-    containers: Containers = Field(default=Containers(), description="containers of the docker backend")
+    backend_settings: Annotated[SerializeAsAny[BaseModel], PlainValidator(settings_from)] = Field(
+        default_factory=settings_from, alias="\0settings"
+    )
+
+    @property
+    def nodes_on(self) -> BackendDescription:
+        """What its nodes are: its backend."""
+        return backends()[self.backend]
+
+    @property
+    def node_settings(self) -> Any:
+        """The settings of its backend, of the type `Settings` of that."""
+        return self.nodes_on.settings_among(self.backend_settings)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_backend_settings(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        settings = {key: values[key] for key in settings_model().model_fields if key in values}
+        rest = {key: value for key, value in values.items() if key not in settings}
+        return {**rest, BACKEND_SETTINGS: settings}
+
+    @model_serializer(mode="wrap")
+    def _to_mapping(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = handler(self)
+        settings = values.pop("backend_settings")
+        return {**values, **written_settings(settings)}
 
     def cluster(self) -> Cluster:
         """The cluster that its job runs on."""

@@ -13,13 +13,11 @@ from chaos.experiment.fields import (
     DilationText,
     ModelName,
     QualityText,
-    Said,
     SnapshotIntervalText,
     Text,
     require_few_ranks,
 )
 from chaos.experiment.settings import SettingsText, config_values, model_of, with_texts
-from chaos.language.quantities import BytesText
 from chaos.language.trigger import OPEN_PHASES, PHASES
 from mecefo_runtime.job.config import (
     PRESETS,
@@ -97,23 +95,6 @@ class Snapshots(_Snapshots, frozen=True):
     def config(self, nodes_per_rack: int | None) -> SnapshotConfig:
         """As the runtime has it."""
         return SnapshotConfig(**config_values(self, SnapshotConfig), nodes_per_rack=nodes_per_rack)
-
-
-class Containers(Said):
-    """What a node of the docker backend is: its image, and its share of this machine.
-
-    `cpus` of a core's time and `memory` are of each node; None: as much as there is.
-    """
-
-    image: Text = Field(default="mecefo-chaos", description="image of all containers")
-    cpus: float | None = Field(
-        default=None,
-        ge=0.1,
-        le=4096,
-        allow_inf_nan=False,
-        description="CPU limit of each node, in cores; default: no limit",
-    )
-    memory: BytesText | None = Field(default=None, description="memory limit of each node; default: no limit")
 
 
 @with_texts(JobSettings)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from chaos.errors import UsageError, all_of, nearest, shown
+from chaos.experiment.backends import backends
 from chaos.experiment.command_job import CommandJob, SavedIn
 from chaos.experiment.contradictions import contradictions
 from chaos.experiment.experiment import Experiment, runtime_of
@@ -23,7 +24,6 @@ from chaos.experiment.fault_spec import FAULT_KEYS, PARAMETERS
 from chaos.experiment.job import (
     Approximation,
     Checkpoint,
-    Containers,
     Health,
     Job,
     Snapshots,
@@ -42,16 +42,13 @@ Violations = Callable[[Experiment, Callable[..., bool]], Sequence[UsageError]]
 """What else is wrong with an experiment, of whose keys a function says whether they are sound; by key, not by place."""
 
 _KEYS: Mapping[tuple[str, ...], Collection[str]] = {
-    (): tuple(Experiment.model_fields),
     ("job",): tuple(Job.model_fields),
     ("job", "approximation"): tuple(Approximation.model_fields),
     ("job", "health"): tuple(Health.model_fields),
     ("job", "checkpoint"): tuple(Checkpoint.model_fields),
     ("job", "snapshots"): tuple(Snapshots.model_fields),
     ("limits",): tuple(Limits.model_fields),
-    ("containers",): tuple(Containers.model_fields),
 }
-_KEYS_OF_A_COMMAND = {**_KEYS, ("job",): tuple(CommandJob.model_fields)}
 _LISTS = ("faults", "gates", "halt")
 _INDEXED = re.compile(rf"({'|'.join(_LISTS)})\[([0-9]+)\]")
 # A missing key removes the value that it belongs to, which may be required in turn.
@@ -162,7 +159,7 @@ def _judge(draft: Draft, kinds: Registry, strategies: Collection[str], violation
         if not problems.places:
             rest = _Salvage(experiment, {name: range(len(getattr(experiment, name))) for name in _LISTS})
     except ValidationError as error:
-        _note_all(error, problems, _KEYS_OF_A_COMMAND if is_command else _KEYS)
+        _note_all(error, problems, _keys(is_command=is_command))
     rest = rest or _salvaged(values, problems.places)
     if rest is None:
         raise all_of(problems.errors)
@@ -175,6 +172,15 @@ def _judge(draft: Draft, kinds: Registry, strategies: Collection[str], violation
             key = None if one.key is None else rest.key_in_draft(one.key)
             problems.errors.append(draft.source.located(UsageError(one.message, key=key, suggestion=one.suggestion)))
     raise all_of(problems.errors)
+
+
+def _keys(*, is_command: bool) -> Mapping[tuple[str, ...], Collection[str]]:
+    """The keys of each mapping of an experiment, by its place."""
+    settings = {one.settings_key: one.Settings for one in backends().values() if one.settings_key}
+    own = [key for key in Experiment.model_fields if key != "backend_settings"]
+    of_backends = {(key,): tuple(model.model_fields) for key, model in settings.items()}
+    of_job = {("job",): tuple(CommandJob.model_fields)} if is_command else {}
+    return {(): (*own, *settings), **_KEYS, **of_job, **of_backends}
 
 
 def _prepared(draft: Draft, kinds: Registry) -> dict[str, Any]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+from chaos.experiment.backends import about_backends, backends, schema_of_settings
 from chaos.experiment.experiment import Experiment
 from chaos.experiment.fault_spec import FAULT_KEYS
 from chaos.experiment.reading import installed_faults, installed_planners
 from chaos.language.target import WITHOUT_TARGET
+from chaos.language.validation_errors import BACKEND_SETTINGS
 
 if TYPE_CHECKING:
     from chaos.experiment.sources import Registry
@@ -19,6 +21,11 @@ def json_schema(*, registry: Registry | None = None, strategies: Collection[str]
     """The JSON Schema (2020-12) of experiment files."""
     schema = Experiment.model_json_schema()
     definitions = schema["$defs"]
+    schema["properties"]["backend"] |= {"enum": list(backends()), "description": about_backends()}
+    del schema["properties"][BACKEND_SETTINGS]
+    settings = schema_of_settings()
+    schema["properties"].update(settings["properties"])
+    definitions.update(settings.get("$defs", {}))
     definitions["Job"]["properties"]["strategy"]["enum"] = list(
         installed_planners() if strategies is None else strategies
     )

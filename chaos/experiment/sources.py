@@ -17,7 +17,7 @@ from chaos.experiment.fault_options import AND, MORE_FAULTS, FaultOptions
 from chaos.experiment.fault_spec import FAULT_KEYS, OTHER_NAMES
 from chaos.experiment.gate_spec import aborting
 from chaos.experiment.profile import ProfileSpec
-from chaos.experiment.terms import TERMS, is_of_a_fault, option_name, place_of
+from chaos.experiment.terms import is_of_a_fault, option_name, place_of, terms
 from chaos.language.validation_errors import Problems, Source
 from chaos.language.yaml_lines import KeyPath, Mistake, plain, read
 
@@ -109,7 +109,7 @@ def of_options(subject: str | None, options: Mapping[str, Any], kinds: Registry)
     elif subject not in kinds and _is_path(subject):
         draft = of_file(Path(subject))
     elif subject == NO_FAULT:
-        draft = Draft({"name": NO_FAULT, "faults": []}, [*_beside_no_fault(options)], terms=TERMS)
+        draft = Draft({"name": NO_FAULT, "faults": []}, [*_beside_no_fault(options)], terms=terms())
     else:
         draft = _of_first_fault(subject, line, kinds)
     faults = _FaultsOfLine(draft, line, kinds)
@@ -131,7 +131,7 @@ def _of_first_fault(subject: str, line: Sequence[str], kinds: Registry) -> Draft
         error = no_such_fault(subject, kinds, ", or write the path of a .yaml file")
         mistakes.append((("faults", 0, "kind"), error))
     name = _name(line) if all(kind in kinds for kind in line) else "unnamed"
-    draft = Draft({"name": name, "faults": [{"kind": subject}]}, mistakes, terms=TERMS)
+    draft = Draft({"name": name, "faults": [{"kind": subject}]}, mistakes, terms=terms())
     _FaultsOfLine(draft, line, kinds).label(0, 0)
     return draft
 
@@ -155,7 +155,7 @@ def _of_profile(options: Mapping[str, Any]) -> Draft:
     # What is wrong with the profile is reported when it is judged.
     with suppress(UsageError):
         name = f"profile-{ProfileSpec.parse(options['profile']).name}"
-    return Draft({"name": name}, mistakes, terms=TERMS)
+    return Draft({"name": name}, mistakes, terms=terms())
 
 
 def _beside_no_fault(options: Mapping[str, Any]) -> Iterator[Mistake]:
@@ -184,7 +184,7 @@ def _put_options(subject: str, options: Mapping[str, Any], draft: Draft, faults:
         else:
             if where[:-1] == ("job", "checkpoint") and draft.source.path is None:
                 draft.labels[where[:-1]] = option_name(option)
-                draft.labels["job", "checkpoint", "every_steps"] = TERMS["job.checkpoint.every_steps"]
+                draft.labels["job", "checkpoint", "every_steps"] = terms()["job.checkpoint.every_steps"]
             draft.put(where, value, option_name(option))
     gates = draft.values.get("gates")
     if options.get("abort_on_fail") and not gates:

@@ -1,12 +1,14 @@
 """By which option the command line says what a file says by a key, and the other way round.
 
-The settings of the built-in job have their options in `mecefo_runtime.job.config`; the rest is listed here.
+The settings of the built-in job have their options in `mecefo_runtime.job.config`, those of a backend in its
+description; the rest is listed here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from chaos.experiment.backends import backends
 from chaos.experiment.experiment import Experiment
 from chaos.experiment.fault_spec import FAULT_KEYS
 from chaos.language.yaml_lines import KeyPath
@@ -23,9 +25,6 @@ OPTIONS_OF_PARTS = tuple(name for name, path in _SETTINGS.items() if len(path) >
 _PLACES: Mapping[str, KeyPath] = {
     **_SETTINGS,
     **{key: ("job", key) for key in ("reset", "stall_timeout", "step_from")},
-    "image": ("containers", "image"),
-    "node_cpus": ("containers", "cpus"),
-    "node_memory": ("containers", "memory"),
     **{key: (key,) for key in ("backend", "name", "network", "profile", "seed")},
 }
 
@@ -44,13 +43,20 @@ def place_of(option: str, fault: int = 0) -> KeyPath:
     """Where a file says what the option of that name says: one about a fault, of fault number `fault`."""
     if is_of_a_fault(option):
         return ("faults", fault, option)
-    if option in _PLACES:
-        return _PLACES[option]
+    known = {**_PLACES, **_places_of_backends()}
+    if option in known:
+        return known[option]
     return (option,) if option in Experiment.model_fields else ("job", option)
 
 
-TERMS: Mapping[str, str] = {
-    **{".".join(map(str, path)): option_name(option) for option, path in _PLACES.items()},
-    **{key: option_name(key) for key in FAULT_KEYS if key not in ("kind", "draw")},
-}
-"""Key -> option; what stands beside every fault by its bare key."""
+def terms() -> Mapping[str, str]:
+    """Key -> option; what stands beside every fault by its bare key."""
+    known = {**_PLACES, **_places_of_backends()}
+    return {
+        **{".".join(map(str, path)): option_name(option) for option, path in known.items()},
+        **{key: option_name(key) for key in FAULT_KEYS if key not in ("kind", "draw")},
+    }
+
+
+def _places_of_backends() -> dict[str, KeyPath]:
+    return {option.name: (one.settings_key, key) for one in backends().values() for key, option in one.options.items()}

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import functools
 import importlib
-import inspect
 import pkgutil
-from collections.abc import Iterable, Mapping
-from importlib.metadata import EntryPoint, entry_points
-from types import MappingProxyType, ModuleType
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from chaos.faults.base import Fault
-
-ENTRY_POINT_GROUP = "chaos.faults"
+from chaos.plugins import FAULTS, classes_in, plugins
 
 
 @functools.cache
@@ -36,15 +33,14 @@ def _load() -> tuple[Mapping[str, type[Fault[Any]]], Mapping[str, str]]:
     found: dict[str, type[Fault[Any]]] = {}
     for module_info in pkgutil.walk_packages(__path__, f"{__name__}."):
         if not module_info.ispkg and not module_info.name.rpartition(".")[2].startswith("_"):
-            found |= {kind.kind: kind for kind in _kinds_in(importlib.import_module(module_info.name))}
+            classes = classes_in(importlib.import_module(module_info.name), Fault)  # type: ignore[type-abstract]
+            found |= {kind.kind: kind for kind in classes if _is_kind(kind)}
     broken: dict[str, str] = {}
-    for plugin in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda plugin: plugin.name):
-        where = f"{plugin.name} ({plugin.value})"
-        try:
-            kinds = list(_kinds_of(plugin))
-        except Exception as error:  # somebody else's code: it must not take the command with it
-            broken[where] = f"cannot be imported: {type(error).__name__}: {error}"
+    for where, offered in plugins(FAULTS, Fault):  # type: ignore[type-abstract]
+        if isinstance(offered, str):
+            broken[where] = offered
             continue
+        kinds = [kind for kind in offered if _is_kind(kind)]
         if not kinds:
             broken[where] = "is neither a Fault with a kind nor a module with one"
         for kind in kinds:
@@ -55,20 +51,6 @@ def _load() -> tuple[Mapping[str, type[Fault[Any]]], Mapping[str, str]]:
     return MappingProxyType(dict(sorted(found.items()))), MappingProxyType(broken)
 
 
-def _kinds_of(plugin: EntryPoint) -> Iterable[type[Fault[Any]]]:
-    loaded = plugin.load()
-    if isinstance(loaded, ModuleType):
-        return _kinds_in(loaded)
-    return (loaded,) if _is_kind(loaded) else ()
-
-
-def _kinds_in(module: ModuleType) -> Iterable[type[Fault[Any]]]:
-    for value in vars(module).values():
-        if _is_kind(value) and value.__module__ == module.__name__:
-            yield value
-
-
-def _is_kind(value: object) -> bool:
-    return (
-        isinstance(value, type) and issubclass(value, Fault) and "kind" in vars(value) and not inspect.isabstract(value)
-    )
+def _is_kind(value: type[Fault[Any]]) -> bool:
+    # Of several kinds with a common base only those that name themselves are kinds.
+    return "kind" in vars(value)

@@ -98,7 +98,8 @@ class _Finder(MetaPathFinder):
         """See `importlib.abc.MetaPathFinder`."""
         if not name.startswith(f"{PREFIX}."):
             return None
-        spec = PathFinder.find_spec(name, path, target)
+        # A plug-in of another package is asked for by a private name, too: it derives from what has one.
+        spec = PathFinder.find_spec(name, path, target) or PathFinder.find_spec(name, None, target)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 

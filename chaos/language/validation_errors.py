@@ -15,6 +15,8 @@ from chaos.errors import UsageError, all_of, in_terms, nearest, shown
 from chaos.language.yaml_lines import KeyPath, Mistake, shown_key
 
 _USAGE = "usage"
+# The alias of `Experiment.backend_settings`; a YAML file cannot have this key.
+BACKEND_SETTINGS = "\0settings"
 # As `_key_text` writes a place, options (`--at`) not among them.
 _KEY_TEXT = re.compile(r"\w+(\[[0-9]+\]|\.\w+)*")
 
@@ -165,7 +167,12 @@ def _explain(
 
 
 def said_at(location: Sequence[str | int]) -> Sequence[str | int]:
-    """Where the user said what pydantic found there: it puts the name of the model that it chose behind `job`."""
+    """Where the user said what pydantic found there.
+
+    It puts the name of the model that it chose behind `job`, and the settings of backends into one field.
+    """
+    if location[:1] == (BACKEND_SETTINGS,):
+        return location[1:]
     return (location[0], *location[2:]) if location[:1] == ("job",) and len(location) > 1 else location
 
 

@@ -27,12 +27,12 @@ NEEDS: Mapping[str, str] = {
 
 
 def capabilities_of(experiment: Experiment) -> frozenset[str]:
-    """What an experiment offers for certain, on whatever machine; that may add "cuda", "root" and, locally, "links"."""
+    """The abilities that an experiment offers on every machine; its nodes may add "cuda", "root" and "links"."""
     job = experiment.job
     # Whether a script saves anything shows when it does.
     has_checkpoints = job.traits.keeps_own_checkpoints or job.checkpoint is not None
     offered = {
-        "links": experiment.backend == "docker",
+        "links": experiment.nodes_on.has_own_networks,
         "own-runtime": not job.traits.is_user_script,
         "checkpoints": has_checkpoints,
         # Whether it has any shows when it loads.

@@ -1,15 +1,28 @@
-"""The interface of a backend: start, reach, repair and stop nodes, and leave nothing behind."""
+"""The interfaces of a backend: how it is found and examined, and how it starts, repairs and stops the nodes of jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
+from chaos.errors import EnvironmentFailure
+from chaos.experiment.backends import BackendDescription
 from chaos.experiment.command_job import CommandConfig
+from chaos.experiment.experiment import Experiment
 from chaos.faults.base import LinkHost, OwnedProcess, ProcessHost
 from harness.analysis.command.unseen import Unseen
+from harness.doctor.finding import Finding
+from harness.network.machine import wants_networks
+from harness.node.node import Node, ThisMachine
 from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.system.events import Event
+
+if TYPE_CHECKING:
+    from harness.control.control_server import ControlServer
 
 Outcome = Literal["completed", "failed", "stopped"]
 # What is run: a job of our runtime, or somebody else's command.
@@ -66,11 +79,6 @@ class Backend(Protocol):
         ...
 
     @property
-    def has_networks(self) -> bool:
-        """Whether they have networks of their own, so that only a Unix socket reaches us whatever becomes of one."""
-        ...
-
-    @property
     def can_run_beside(self) -> bool:
         """Whether a second job shares nothing with the first that a fault of the first can break."""
         ...
@@ -92,3 +100,81 @@ class Backend(Protocol):
 
     async def close(self) -> None:
         """Release everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendSetup:
+    """What a run in `folder` gives its backend; `needs` are those of each of its incidents' faults.
+
+    `engine` is what `BackendKind.require` returned. `ranks_metrics` is where the main job's ranks are to serve their
+    metrics (`exporter`), if at all.
+    """
+
+    experiment: Experiment
+    job: AnyConfig
+    needs: Sequence[tuple[str, ...]]
+    folder: Path
+    logs: Path
+    control: ControlServer
+    token: str
+    emitter: Emitter
+    engine: str | None = None
+    ranks_metrics: str = ""
+
+    @property
+    def has_links(self) -> bool:
+        """Whether its faults change links between ranks."""
+        return wants_networks(self.experiment, self.needs)
+
+    @property
+    def settings(self) -> Any:
+        """The settings of the backend, of the type that its description names."""
+        return self.experiment.node_settings
+
+
+class BackendKind(BackendDescription, ABC):
+    """A backend that is installed: its description, its requirements, and how the backend of a run is made.
+
+    The module of a derived class imports what takes long inside of its methods.
+    """
+
+    def machine(self) -> Node:
+        """The machine on which its nodes run."""
+        return ThisMachine()
+
+    def findings(self, settings: Any) -> Iterator[Finding]:
+        """The checks of what this backend needs in addition to every run's needs, for `chaos doctor`."""
+        return iter(())
+
+    def require(self, experiment: Experiment, stream: TextIO) -> str | None:
+        """Before anything of a run is made: check what it needs, with progress on `stream`.
+
+        Returns the address of the Docker engine in which the run will have containers; None: it will have none.
+
+        Raises:
+            chaos.errors.EnvironmentFailure: something is missing.
+        """
+        return None
+
+    @abstractmethod
+    def backend(self, run: BackendSetup) -> Backend:
+        """The backend of a run."""
+
+
+def kind_of(backend: BackendDescription) -> BackendKind:
+    """The backend that can be run.
+
+    Raises:
+        chaos.errors.EnvironmentFailure: it is no more than a description.
+    """
+    if not isinstance(backend, BackendKind):
+        where = f"{type(backend).__module__}:{type(backend).__name__}"
+        raise EnvironmentFailure(f"the backend {backend.name} cannot run jobs: derive {where} from BackendKind")
+    return backend
+
+
+def checkpoint_folders(job: AnyConfig) -> tuple[Path, ...]:
+    """Where the job writes its checkpoints, if it writes any."""
+    if isinstance(job, CommandConfig) or job.checkpoint is None:
+        return ()
+    return (Path(job.checkpoint.folder),)

@@ -1,4 +1,4 @@
-"""The local backend's fork server: imports torch and reads the training text once, then forks every process of a run.
+"""The fork server of nodes: imports torch and reads the training text once, then forks every process of a run.
 
 Without it each of a run's nodes would import torch for itself (7-8 s each when five do so on two cores), at every
 repair again. Commands come as JSON lines on standard input and are answered on standard output. Its death, and that of
@@ -220,14 +220,15 @@ def load(data: str | None, modules: Iterable[str]) -> None:
 
 
 def main() -> None:
-    """`python -m harness.backends.forkserver PARENT_PID DATA [MODULE]...`: serve who holds the other ends of the pipes.
+    """`python -m harness.backends.forkserver PARENT_PID [DATA [MODULE]...]`: serve until standard input ends.
 
-    The modules are imported once, for all that are forked.
+    With DATA ("": the text that comes with us) what ranks of our runtime need is loaded once, for all that are forked.
     """
     die_with_parent(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_name("chaos-forks")
-    load(sys.argv[2] or None, sys.argv[3:])
+    if loaded := sys.argv[2:]:
+        load(loaded[0] or None, loaded[1:])
     # Children write to their logs; nothing but replies may reach the reply pipe.
     begin_output()
     replies = os.dup(1)

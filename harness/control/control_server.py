@@ -55,7 +55,7 @@ _BREAKDOWNS = (ArithmeticError, AttributeError, ForeignProcess, LookupError, Rec
 
 
 class NodeListener(Protocol):
-    """Who starts processes in containers; see `harness.backends.docker.backend.DockerBackend`."""
+    """Who starts processes in containers, whose first processes report here."""
 
     async def serve(self, name: str, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """The first process of a container, `name`, whose pid out here is `pid`, takes orders; until it hangs up."""

@@ -1,32 +1,31 @@
-"""All checks, in their order of display."""
+"""All checks of this machine, in their order of display."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 
-from harness.backends.docker import examination as engine
-from harness.backends.docker.image import DEFAULT_IMAGE
-from harness.backends.finding import Finding
 from harness.doctor import fault_needs, machine
+from harness.doctor.finding import Finding
 from harness.doctor.torch_build import TorchLook
 
 
-def examine(out: Path, image: str = DEFAULT_IMAGE) -> Iterator[Finding]:
+def examine(out: Path) -> Generator[Finding, None, bool]:
     """What this machine has of what runs need, one finding after the other as it is known; `out` is for their files.
 
-    Nothing is changed; what is tried out is gone again when its finding comes.
+    Nothing is changed; what is tried out is gone again when its finding comes. Returns False where what is missing
+    leaves nothing else to look at.
     """
     yield (first := machine.SYSTEM.looked(machine.system))
     yield machine.PYTHON.looked(machine.python)
     if first.outcome != "ok":
         # Everything else is Linux's.
-        return
+        return False
     yield (table := machine.PROCESSES.looked(machine.process_table))
     if table.outcome == "missing":
         # The others look into /proc, too.
-        return
+        return False
     torch = TorchLook()
     with torch:
         yield machine.CORES.looked(machine.cores)
@@ -43,4 +42,4 @@ def examine(out: Path, image: str = DEFAULT_IMAGE) -> Iterator[Finding]:
         yield fault_needs.MEMORY_GROUPS.looked(fault_needs.memory_groups)
         yield fault_needs.MOUNTS.looked(fault_needs.mounts)
         yield from torch.findings()
-    yield from engine.docker_findings(image)
+    return True

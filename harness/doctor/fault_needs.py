@@ -8,7 +8,7 @@ import subprocess
 
 from chaos.host import memory_limit, python_module, small_disk
 from chaos.host.links.firewall import environment, find_tool
-from harness.backends.finding import Check, Finding
+from harness.doctor.finding import Check, Finding
 from harness.network.machine import TRY_TIMEOUT_SECONDS, why_no_networks
 from mecefo_runtime.system.process import ProcessId
 

@@ -16,8 +16,8 @@ from chaos.host import memory_limit
 from chaos.host.inherited import open_file_limits
 from chaos.host.process_table import why_no_process_table
 from chaos.undo.run_registry import registered, writable_folder
-from harness.backends.finding import EVERY_BACKEND, Check, Finding
-from harness.backends.ground import needs_of
+from harness.doctor.finding import EVERY_BACKEND, Check, Finding
+from harness.doctor.ground import needs_of
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.system.process import ProcessId
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Self
 
-from harness.backends.finding import EVERY_BACKEND, Check, Finding
+from harness.doctor.finding import EVERY_BACKEND, Check, Finding
 from mecefo_runtime.system.devices import has_driver
 
 # Ten times what it takes on a busy machine with cold disks.

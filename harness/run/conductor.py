@@ -29,8 +29,7 @@ from chaos.injection.injector import Injector
 from chaos.injection.joint_act import Hosts
 from chaos.plan.incident import Incident
 from harness.analysis.state import RunState
-from harness.backends.base import AnyConfig, Outcome, RunningJob
-from harness.backends.choice import BackendSetup, checkpoint_folders, choose_backend
+from harness.backends.base import AnyConfig, BackendSetup, Outcome, RunningJob, checkpoint_folders, kind_of
 from harness.control.control_server import ControlServer
 from harness.control.recorder import Recorder
 from harness.judging.early_end import EarlyEnd
@@ -101,7 +100,7 @@ class Conductor:
         setup = BackendSetup(
             experiment, job, needs, folder, logs, self._control, new_token(), self._emitter, engine, ranks_metrics
         )
-        self._backend = choose_backend(setup)
+        self._backend = kind_of(experiment.nodes_on).backend(setup)
         self._executor = self._executor_here(logs, engine)
         self._overlaps = Overlaps(self._emitter)
         self._early_end = EarlyEnd(experiment.gates, state, self._emitter, self._finish)

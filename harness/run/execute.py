@@ -20,14 +20,15 @@ from chaos.undo.heal import refuse_if_unclean
 from chaos.undo.run_registry import writable_folder
 from harness.analysis.contained import attempt
 from harness.analysis.state import RunState
-from harness.backends.docker.backend import require_image
-from harness.backends.ground import needs_of, require_room
+from harness.analysis.words import count
+from harness.backends.base import AnyConfig, kind_of
+from harness.doctor.ground import Needs, needs_of
 from harness.exporter.job import JobExporter, exported
 from harness.judging.stored import judge
 from harness.judging.summary import Summary
 from harness.live.live import open_view
-from harness.live.working import Working
 from harness.network.machine import wants_networks
+from harness.node.node import Node
 from harness.report import html, junit
 from harness.run.conductor import Conductor
 from harness.run.preparation import prepare
@@ -35,7 +36,6 @@ from harness.run.ratings import keep_ratings, kept_ratings, with_ratings
 from harness.store.files import write_whole
 from harness.store.runs import new_run_folder
 from mecefo_runtime.job.config import JobConfig
-from mecefo_runtime.system.devices import DeviceError, require_device
 from mecefo_runtime.system.reason import Reason
 
 REPORT_FILE = "report.html"
@@ -66,19 +66,13 @@ def execute(
     if ratings is None:
         job = with_ratings(job, kept_ratings(out, job, experiment.backend))
     has_networks = wants_networks(experiment, [registry()[incident.fault].needs for incident in incidents])
-    needs = needs_of(job, incidents, has_twin=experiment.twin, has_networks=has_networks)
-    require_room(job, needs)
+    kind = kind_of(experiment.nodes_on)
+    require_room(job, needs_of(job, incidents, has_twin=experiment.twin, has_networks=has_networks), kind.machine())
     refuse_if_unclean()
     writable_folder()
-    try:
-        if isinstance(job, JobConfig):
-            require_device(job.device)
-    except DeviceError as error:
-        raise EnvironmentFailure(str(error)) from error
-    engine = None
-    if experiment.backend == "docker":
-        with Working(f"checking the image {experiment.containers.image}", stream):
-            engine = require_image(experiment.containers.image)
+    if isinstance(job, JobConfig) and (why_not := kind.machine().why_no_device(job.device)) is not None:
+        raise EnvironmentFailure(why_not)
+    engine = kind.require(experiment, stream)
     try:
         folder = new_run_folder(out, experiment.name)
         (folder / EXPERIMENT_FILE).write_text(to_yaml(experiment), encoding="utf-8")
@@ -100,6 +94,29 @@ def execute(
     if exporter is not None:
         exporter.judge(summary)
     return summary, folder
+
+
+def require_room(job: AnyConfig, needs: Needs, machine: Node) -> None:
+    """Make room on `machine` for what a run needs, within the limits that the user has set.
+
+    Raises:
+        EnvironmentFailure: they are too low.
+    """
+    shortage, ranks = machine.make_room(needs), count(job.cluster().num_ranks, "rank")
+    if shortage is None:
+        return
+    if shortage.what == "open files":
+        raise EnvironmentFailure(
+            f"a run of {ranks} needs up to {needs.open_files} file descriptors in each process, and the hard limit is "
+            f"{shortage.limit}: type `ulimit -n {needs.open_files}` before, as root or in a new shell, or choose fewer "
+            "ranks"
+        )
+    enough = shortage.limit - shortage.free + needs.processes
+    raise EnvironmentFailure(
+        f"a run of {ranks} takes up to {needs.processes} processes and threads, and this user may start "
+        f"{shortage.free} more, of {shortage.limit}: type `ulimit -u {enough}` before, as root or in a new shell, or "
+        "choose fewer ranks"
+    )
 
 
 def write_reports(folder: Path) -> Summary:

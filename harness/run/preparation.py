@@ -13,22 +13,19 @@ from chaos.experiment.command_job import CommandConfig, CommandJob, check_comman
 from chaos.experiment.experiment import Experiment
 from chaos.faults import registry
 from chaos.faults.base import RunContext
-from chaos.host.memory_limit import usable_bytes
 from chaos.plan.incident import Incident, Plan
 from chaos.plan.needs import Unmet, capabilities_of, check_needs
 from chaos.plan.schedule import make_plan
 from harness.analysis.words import count, name_bytes
-from harness.backends.base import AnyConfig
-from harness.backends.docker.settings import is_shared
+from harness.backends.base import AnyConfig, kind_of
 from harness.judging.early_end import check_gates
 from harness.judging.gates import GateError, HaltCondition
-from harness.network.machine import why_no_networks
+from harness.node.node import Node
 from mecefo_runtime.checkpoint.durable import MismatchedCheckpoint, newest_durable
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import LayoutError
 from mecefo_runtime.model.data import DataError, read_corpus
 from mecefo_runtime.prediction.device_model import rescaled
-from mecefo_runtime.system.devices import num_devices
 from mecefo_runtime.system.dilation import NO_DILATION, automatic_ratio
 
 IsSound = Callable[..., bool]
@@ -103,42 +100,43 @@ def _examine(
 ) -> tuple[Prepared | None, list[UsageError]]:
     """What the experiment comes to, and what is wrong with it: on this machine (`is_here`), or on any."""
     problems = _conditions(experiment, is_sound)
+    node = kind_of(experiment.nodes_on).machine()
     job: AnyConfig | None = None
     plan: Plan | None = None
     if is_sound("job", "backend"):
         with _collecting(problems):
-            job = _at_a_pace(experiment, is_here=is_here)
-    warnings = _examine_machine(experiment, job, is_sound, problems) if is_here else []
+            job = _at_a_pace(experiment, node, is_here=is_here)
+    warnings = _examine_machine(experiment, job, node, is_sound, problems) if is_here else []
     if job is None:
         return None, problems
     if is_sound("faults", "limits", "profile", "seed", "network"):
         with _collecting(problems):
-            capabilities = _capabilities(experiment, job, is_here=is_here)
+            capabilities = _capabilities(experiment, job, node if is_here else None)
             plan = make_plan(experiment, job.cluster(), capabilities=capabilities)
             with _collecting(problems):
-                _check_needs(plan, experiment, capabilities)
-            _check_faults(plan, job, experiment)
+                _check_needs(plan, experiment, capabilities, node)
+            _check_faults(plan, job, experiment, node)
     return None if plan is None else Prepared(job, plan, tuple(warnings)), problems
 
 
 def _examine_machine(
-    experiment: Experiment, job: AnyConfig | None, is_sound: IsSound, problems: list[UsageError]
+    experiment: Experiment, job: AnyConfig | None, node: Node, is_sound: IsSound, problems: list[UsageError]
 ) -> list[str]:
-    """What is unwise on this machine; what cannot be done on it is added to `problems`."""
+    """What is unwise on the machine `node`; what cannot be done on it is added to `problems`."""
     warnings: list[str] = []
-    if experiment.network == "namespaces" and (reason := why_no_networks()) is not None:
+    if experiment.network == "namespaces" and (reason := node.why_no_networks()) is not None:
         problems.append(UsageError(reason, key="network"))
     if isinstance(experiment.job, CommandJob):
         if isinstance(job, CommandConfig):
             with _collecting(problems):
-                check_command(job, is_in_containers=experiment.backend == "docker")
+                check_command(job, is_in_containers=experiment.nodes_on.has_own_files)
     elif is_sound("job.data", "job.sequence_length"):
         with _collecting(problems):
             _check_data(experiment.job.data, experiment.job.sequence_length)
     if job is None:
         return warnings
     with _collecting(problems):
-        warnings += _check_machine(job, experiment)
+        warnings += _check_machine(job, experiment, node)
     if job.checkpoint is not None and job.checkpoint.folder:
         with _collecting(problems):
             _check_checkpoint_folder(Path(job.checkpoint.folder))
@@ -177,15 +175,16 @@ def _check_checkpoint_folder(folder: Path) -> None:
         raise UsageError(f"{folder} cannot be used: {error.strerror}", key=key) from error
 
 
-def _check_machine(job: AnyConfig, experiment: Experiment) -> list[str]:
-    """What is unwise about so many ranks on this machine.
+def _check_machine(job: AnyConfig, experiment: Experiment, node: Node) -> list[str]:
+    """Warnings about the number of ranks on the machine `node`.
 
     Raises:
         UsageError: its memory cannot hold them.
     """
-    num_ranks, num_cores, memory_bytes = job.cluster().num_ranks, len(os.sched_getaffinity(0)), usable_bytes()
+    machine, num_ranks = node.capabilities(), job.cluster().num_ranks
+    num_cores, memory_bytes = machine.num_cores, machine.memory_bytes
     wanted_bytes = num_ranks * _MIN_RANK_BYTES
-    if isinstance(job, JobConfig) and (job.device == "cpu" or not num_devices()):
+    if isinstance(job, JobConfig) and (job.device == "cpu" or not node.num_gpus()):
         wanted_bytes += job.data_parallel * job.model.num_parameters * _STATE_BYTES_PER_PARAMETER
     if isinstance(job, JobConfig) or num_ranks > 1:
         has = f"this machine has {count(num_cores, 'core')} and {name_bytes(memory_bytes)} of memory"
@@ -211,14 +210,14 @@ def _said_of_size(experiment: Experiment) -> str:
     return "job.gpus_per_node" if (job.gpus_per_node or 1) > (job.nodes or 1) else "job.nodes"
 
 
-def _capabilities(experiment: Experiment, job: AnyConfig, *, is_here: bool) -> frozenset[str]:
-    """What faults can count on: what the experiment offers, and this machine, or else any."""
+def _capabilities(experiment: Experiment, job: AnyConfig, node: Node | None) -> frozenset[str]:
+    """What faults can count on: what the experiment offers, and the machine `node`, or where it is None any."""
     is_on_cpu = isinstance(job, JobConfig) and job.device == "cpu"
-    may_have_links = experiment.backend == "local" and experiment.network != "loopback" and _may_need_links(experiment)
+    is_divided = experiment.nodes_on.divides_network and experiment.network != "loopback"
     of_machine = {
-        "root": not is_here or os.geteuid() == 0,
-        "cuda": not is_on_cpu and (not is_here or num_devices() > 0),
-        "links": may_have_links and (not is_here or why_no_networks() is None),
+        "root": node is None or node.capabilities().is_root,
+        "cuda": not is_on_cpu and (node is None or node.num_gpus() > 0),
+        "links": is_divided and _may_need_links(experiment) and (node is None or node.why_no_networks() is None),
     }
     return capabilities_of(experiment) | {need for need, is_there in of_machine.items() if is_there}
 
@@ -234,7 +233,8 @@ def _conditions(experiment: Experiment, is_sound: IsSound) -> list[UsageError]:
     problems = []
     for index, gate in enumerate(experiment.gates):
         try:
-            is_started_once = not experiment.job.traits.has_baseline_beside and experiment.backend == "docker"
+            is_alone = not experiment.job.traits.has_baseline_beside
+            is_started_once = is_alone and experiment.nodes_on.starts_command_on_each_node
             has_twin = experiment.twin or not is_sound("twin")
             check_gates([gate], has_twin=has_twin, can_have_twin=not is_started_once)
         except GateError as error:
@@ -247,7 +247,7 @@ def _conditions(experiment: Experiment, is_sound: IsSound) -> list[UsageError]:
     return problems
 
 
-def _check_needs(plan: Plan, experiment: Experiment, capabilities: frozenset[str]) -> None:
+def _check_needs(plan: Plan, experiment: Experiment, capabilities: frozenset[str], node: Node) -> None:
     """Let faults pass that have what they need.
 
     Raises:
@@ -260,34 +260,38 @@ def _check_needs(plan: Plan, experiment: Experiment, capabilities: frozenset[str
     problems = []
     for fault, key in first_keys.items():
         for violation in check_needs({fault: kinds[fault].needs}, capabilities):
-            problems.append(UsageError(_with_reason(violation, experiment), key=key))
+            problems.append(UsageError(_with_reason(violation, experiment, node), key=key))
     if problems:
         raise all_of(problems)
 
 
-def _with_reason(violation: Unmet, experiment: Experiment) -> str:
+def _with_reason(violation: Unmet, experiment: Experiment, node: Node) -> str:
     """A violation about links says why there are none."""
     if "links" not in violation.needs:
         return violation.message
+    nodes = experiment.nodes_on
+    if not nodes.divides_network:
+        return f"{violation.message}, which {nodes.nodes} have not: choose another {setting('backend')}"
     is_shared_by_choice = experiment.network == "loopback"
     loopback = f"with {setting('network', 'loopback')} they share one: leave it out"
-    reason = loopback if is_shared_by_choice else why_no_networks()
+    reason = loopback if is_shared_by_choice else node.why_no_networks()
     return f"{violation.message}, and {reason}"
 
 
-def _check_faults(plan: Plan, job: AnyConfig, experiment: Experiment) -> None:
+def _check_faults(plan: Plan, job: AnyConfig, experiment: Experiment, node: Node) -> None:
     """Let every fault refuse what it can know to be impossible.
 
     Raises:
         UsageError: one of them does.
     """
     folder = Path(job.checkpoint.folder) if job.checkpoint is not None and job.checkpoint.folder else None
+    nodes = experiment.nodes_on
     run = RunContext(
         job.cluster(),
         folder,
-        sees_mounts=experiment.backend == "local" or is_shared(folder or Path.cwd()),
-        ranks_are_hosts=job.traits.is_user_script and experiment.backend == "local",
-        node_memory_bytes=experiment.containers.memory,
+        sees_mounts=not nodes.has_own_files or node.shows_mounts(folder or Path.cwd()),
+        ranks_are_hosts=job.traits.is_user_script and nodes.divides_network,
+        node_memory_bytes=nodes.node_memory_bytes(experiment.node_settings),
         keeps_own_checkpoints=job.traits.keeps_own_checkpoints,
     )
     for incident, of_fault in zip(plan.incidents, plan.keys, strict=True):
@@ -299,10 +303,10 @@ def _check_faults(plan: Plan, job: AnyConfig, experiment: Experiment) -> None:
             raise UsageError(error.message, key=key, suggestion=error.suggestion) from error
 
 
-def _at_a_pace(experiment: Experiment, *, is_here: bool = True) -> AnyConfig:
+def _at_a_pace(experiment: Experiment, node: Node, *, is_here: bool = True) -> AnyConfig:
     """The job, with its dilation or, of an emulated device, its time scale, which is measured where it is not said."""
-    job, seed, num_cores = experiment.job, experiment.seed, len(os.sched_getaffinity(0))
-    dilation_ratio = _dilation_ratio(experiment)
+    job, seed, num_cores = experiment.job, experiment.seed, node.capabilities().num_cores
+    dilation_ratio = _dilation_ratio(experiment, node)
     if isinstance(job, CommandJob) or job.device_model is None:
         return job.to_config(seed, dilation_ratio)
     config = job.to_config(seed, NO_DILATION, 1.0 if job.time_scale == "auto" else float(job.time_scale))
@@ -320,12 +324,12 @@ def _at_a_pace(experiment: Experiment, *, is_here: bool = True) -> AnyConfig:
     return replace(config, emulation=replace(config.emulation, is_scale_chosen=True))
 
 
-def _dilation_ratio(experiment: Experiment) -> float:
+def _dilation_ratio(experiment: Experiment, node: Node) -> float:
     """What a rank's CPU time is padded to; a rank that computes on a GPU has none to pad."""
     job = experiment.job
     if isinstance(job, CommandJob):
         return NO_DILATION
-    uses_gpus = job.device == "cuda" or (job.device == "auto" and num_devices() > 0)
+    uses_gpus = job.device == "cuda" or (job.device == "auto" and node.num_gpus() > 0)
     if job.pacing == "off" and job.dilation not in ("auto", "off"):
         raise UsageError(
             f"off: compute is not padded, and {setting('job.dilation')} {job.dilation:g} makes it slower: "
@@ -334,7 +338,7 @@ def _dilation_ratio(experiment: Experiment) -> float:
         )
     match "off" if job.pacing == "off" else job.dilation:
         case "auto" if not uses_gpus:
-            return automatic_ratio(job.nodes * job.gpus_per_node, len(os.sched_getaffinity(0)))
+            return automatic_ratio(job.nodes * job.gpus_per_node, node.capabilities().num_cores)
         case "auto" | "off":
             return NO_DILATION
         case ratio:

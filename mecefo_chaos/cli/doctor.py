@@ -11,11 +11,13 @@ import click
 from chaos.errors import EnvironmentFailure
 from chaos.host.terminal import text_columns, wrap
 from chaos.plain_text import plain
+from chaos.plugins import DEFAULT_BACKEND
+from mecefo_chaos.cli.shared.backend_name import BackendName
 from mecefo_chaos.cli.shared.options import JSON_OPTION, OUT_OPTION
 from mecefo_chaos.cli.shared.output import print_json, print_text, standard_output
 
 if TYPE_CHECKING:
-    from harness.backends.finding import Backend, Finding
+    from harness.doctor.finding import Finding
 
 _COLOURS = {"ok": "green", "missing": "yellow", "wrong": "red"}
 _OUTCOME_COLUMNS = 9
@@ -25,25 +27,26 @@ _NAME_COLUMNS = 23
 @click.command()
 @click.option(
     "--backend",
-    type=click.Choice(["local", "docker"]),
-    default="local",
+    type=BackendName(),
+    default=DEFAULT_BACKEND,
     show_default=True,
     help="What must be there for the exit code to be 0: all that runs on this backend need.",
 )
 @click.option("--image", metavar="NAME", help="The image of --backend docker. Default: mecefo-chaos.")
 @OUT_OPTION
 @JSON_OPTION
-def doctor(backend: Backend, image: str | None, out: Path, as_json: bool) -> int:
+def doctor(backend: str, image: str | None, out: Path, as_json: bool) -> int:
     """Check what runs need on this machine: what is there, what is missing, why it matters, and what to do.
 
     Exit code 0 when runs can be made on the backend, 3 when not. What only some faults need is told, and no reason for
     a 3.
     """
-    from harness.backends.docker.image import DEFAULT_IMAGE
-    from harness.doctor.examine import examine
+    from chaos.experiment.terms import place_of
+    from harness.backends.examine import examine
 
     findings: list[Finding] = []
-    checks = examine(out, image or DEFAULT_IMAGE)
+    (key, name) = map(str, place_of("image"))
+    checks = examine(out, {} if image is None else {key: {name: image}})
     while (finding := _next(checks, len(findings))) is not None:
         findings.append(finding)
         if not as_json:
@@ -82,12 +85,12 @@ def _told(finding: Finding) -> str:
     return f"{outcome}{finding.name:<{_NAME_COLUMNS}}" + f"\n{' ' * hanging}".join(wrapped)
 
 
-def _conclusion(backend: Backend, findings: list[Finding]) -> str:
-    from harness.backends.finding import EVERY_BACKEND
+def _conclusion(backend: str, findings: list[Finding]) -> str:
+    from chaos.experiment.backends import backends
 
     lines = []
     # The one that was asked for last, where it stands alone before the prompt.
-    for one in sorted(EVERY_BACKEND, key=lambda name: name == backend):
+    for one in sorted(backends(), key=lambda name: name == backend):
         stopping = [finding.name for finding in findings if finding.stops(one)]
         if stopping:
             lines.append(f"--backend {one} cannot run here: see {', '.join(stopping)}")

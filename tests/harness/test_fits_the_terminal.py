@@ -15,12 +15,12 @@ import pytest
 from chaos.faults import registry
 from chaos.host.terminal import text_columns, wrap_text
 from chaos.undo.heal import Healed
-from harness.backends.finding import Check
 from harness.comparison.figures import DECIDING
 from harness.comparison.rounds import REFUSED
 from harness.comparison.sample import Run
 from harness.comparison.text import against_lines, set_lines
 from harness.comparison.verdicts import judge_against, judge_comparison
+from harness.doctor.finding import Check
 from mecefo_chaos.cli.calibrate import _told as calibrated
 from mecefo_chaos.cli.doctor import _told as examined
 from mecefo_chaos.cli.heal import _told as healed

@@ -9,10 +9,9 @@ import sys
 import pytest
 
 from tests.integration.runs import REPOSITORY, SMALL, run_chaos
+from tests.plugins import documented, install
 
 pytestmark = pytest.mark.integration
-
-DOCUMENT = (REPOSITORY / "docs/how-to/extending/fault.md").read_text()
 
 
 @pytest.fixture
@@ -24,21 +23,8 @@ def site(tmp_path, monkeypatch):
     return folder
 
 
-def install(site, name, source, entry_points):
-    (site / f"{name}.py").write_text(source)
-    metadata = site / f"{name}-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(entry_points)
-
-
-def documented(language):
-    (block,) = re.findall(rf"```{language}\n(.*?)```", DOCUMENT, re.DOTALL)
-    return block
-
-
 def entry_points_of_document():
-    (line,) = re.findall(r'^make-nice = "(.*)"$', documented("toml"), re.MULTILINE)
+    (line,) = re.findall(r'^make-nice = "(.*)"$', documented("fault.md", "toml"), re.MULTILINE)
     return f"[chaos.faults]\nmake-nice = {line}\n"
 
 
@@ -49,7 +35,7 @@ def listed():
 
 
 def test_the_documented_fault_works(tmp_path, site):
-    install(site, "nice_faults", documented("python"), entry_points_of_document())
+    install(site, "nice_faults", documented("fault.md", "python"), entry_points_of_document())
     kinds, stderr = listed()
     assert kinds["make-nice"]["parameters"]["by"]["default"] == 10
     assert stderr == ""
@@ -64,10 +50,10 @@ def test_the_documented_fault_works(tmp_path, site):
 
 
 def test_it_needs_its_apply(tmp_path, site):
-    idle = documented("python").replace(
+    idle = documented("fault.md", "python").replace(
         "os.setpriority(os.PRIO_PROCESS, owned.process.pid, self.parameters.by)", "pass"
     )
-    assert idle != documented("python")
+    assert idle != documented("fault.md", "python")
     install(site, "nice_faults", idle, entry_points_of_document())
     # Not what the tests themselves run with.
     niceness = next(number for number in (10, 11) if number != os.getpriority(os.PRIO_PROCESS, 0))

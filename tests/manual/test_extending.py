@@ -1,11 +1,10 @@
 """The code on the pages about extending, executed as it stands there."""
 
-import asyncio
 import importlib
 import subprocess
 import sys
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
@@ -13,14 +12,9 @@ from hypothesis import given
 from chaos.undo import residue
 from chaos.undo.residue import auditors, left_behind, look
 from chaos.undo.residue.base import AuditScope
-from harness.backends.local import LocalBackend
-from harness.control.control_server import ControlServer
 from harness.judging import gates
 from harness.judging.summary import Summary
 from mecefo_runtime import planners
-from mecefo_runtime.job.config import JobConfig
-from mecefo_runtime.system.emitter import Emitter
-from mecefo_runtime.system.process import ProcessId
 from tests.harness import synthetic
 from tests.integration.runs import run_chaos
 from tests.manual.documents import ROOT, Document, blocks
@@ -176,34 +170,3 @@ def test_the_metric_of_nothing_is_not_zero():
     assert page["largest_transfer_bytes"]([]) is None
     gate = gates.Gate("x", page["LARGEST_TRANSFER"], "max", "<", 1.0)
     assert gates.evaluate(gate, WithTransfer(job_outcome="completed")).passed is None
-
-
-# ---- a backend ----
-
-
-@pytest.mark.integration
-def test_a_job_comes_through_on_the_local_backend(tmp_path):
-    comes_through = executed("backend.md")["comes_through"]
-    events = []
-
-    async def run():
-        def on_event(event):
-            events.append(event)
-            # As the conductor does it: without it a job knows nothing of its ranks, and waits for none of them.
-            for job in backend.jobs:
-                job.note(event)
-
-        control = ControlServer(on_event)
-        await control.open()
-        backend = LocalBackend(control, "a-token", tmp_path, None, Emitter(events.append, "conductor"))
-        try:
-            return await comes_through(backend, replace(JobConfig(), nodes=2, data_parallel=2, steps=3))
-        finally:
-            await control.close()
-
-    assert asyncio.run(run()) == "completed"
-    assert {event.step for event in events if event.kind == "step_committed"} == {1, 2, 3}
-    started = [event.fields for event in events if event.kind == "process_started"]
-    assert started
-    # A dead one whose parent is gone too is there until the machine's first process looks after it.
-    assert not [one for one in started if ProcessId(one["started_pid"], one["start_ticks"]).is_running()]

@@ -1,4 +1,4 @@
-"""Your own training command as a job, on this machine.
+"""Your own training command as a job: started on this machine, or once on each of separate nodes.
 
-Containers for it are in `docker`.
+Which nodes those are is up to a backend.
 """

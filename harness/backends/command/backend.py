@@ -50,7 +50,6 @@ class CommandBackend:
 
     def __init__(self, control: ControlServer, logs: Path, emitter: Emitter, networked: Cluster | None = None) -> None:
         self._networked = networked
-        self.has_networks = networked is not None
         self._control = control
         self._logs = logs
         self._emitter = emitter

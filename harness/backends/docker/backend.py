@@ -1,4 +1,4 @@
-"""The Docker backend: every node is a container with an address of its own; our jobs' coordinator is in another.
+"""Nodes in Docker: each is a container with its own address; the coordinator of a built-in job is in another one.
 
 The containers are unprivileged, see neither the engine nor the outside, run as the user who runs `chaos`, and are all
 on one network, which the run makes and removes. They get their orders over the run's control server, a Unix socket, to
@@ -9,39 +9,34 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chaos.errors import EnvironmentFailure
-from chaos.experiment.command_job import CommandConfig
 from chaos.faults.base import OwnedProcess
-from chaos.host import containers
-from chaos.host.join_network import NCCL_LOG_VARIABLE
+from chaos.host import containers, memory_limit
 from chaos.host.links.nccl_transport import LOG_NAME
 from chaos.host.run_processes import RUN_VARIABLE
 from chaos.language.quantities import bytes_text
+from harness.analysis.words import count
 from harness.backends.base import AnyConfig
-from harness.backends.command.start import agent_environment, node_environment
-from harness.backends.docker.command import ContainerCommand
+from harness.backends.command.start import NOT_FOUND
 from harness.backends.docker.container import ADDRESS_VARIABLE, CONTROL_VARIABLE, COORDINATOR
 from harness.backends.docker.engine import EngineCalls
 from harness.backends.docker.examination import docker_findings
 from harness.backends.docker.image import python_command
 from harness.backends.docker.links import ContainerLinks
-from harness.backends.docker.memory import MemoryWatch
 from harness.backends.docker.network import NAMES, NetworkWatch, make_network
 from harness.backends.docker.node_container import NodeContainer
 from harness.backends.docker.settings import HOLDER_PREFIX, ContainerSpec, plan_addresses, with_whole_paths
-from harness.backends.local import METRICS_MODULES
-from harness.backends.node_job import NodeJob, with_agent
+from harness.backends.nodes import Nodes, NodesListener
 from harness.control.control_server import ControlServer
 from harness.control.pid_namespaces import HostPids
 from harness.network.links import new_mark
 from mecefo_runtime.job.config import JobConfig
-from mecefo_runtime.job.rank_environment import RankEnvironment
 from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.system.job_records import ProcessStarted
 from mecefo_runtime.system.process import ProcessId
@@ -55,40 +50,57 @@ if TYPE_CHECKING:
 
 # Inside a container nobody else listens: the first job's coordinator has this port, the baseline's the next.
 FIRST_PORT = 29400
+LOOK_SECONDS = 0.5
 # The run's socket as containers see it.
 _CONTROL_FOLDER = "/run/mecefo-chaos"
+_TAIL_BYTES = 1 << 16
+_BUILD = "build one on it that has, and name it with --image (docs/how-to/containers.md)"
+# Pattern in what programs write -> hint; the first match counts.
+_HINTS = (
+    (r"ModuleNotFoundError: No module named (\S+)", f"where the image has no module {{0}}, {_BUILD}"),
+    (
+        r"Read-only file system: (\S+)",
+        "a container may write only to {folder} and /tmp: write {0} there",
+    ),
+    (
+        r"(?:FileNotFoundError|No such file or directory): (['\"]/\S+)",
+        "a container sees only {folder} of this machine: put what it needs there",
+    ),
+    (
+        r"Temporary failure in name resolution|Name or service not known|Network is unreachable",
+        "a container reaches only the other nodes: put what it would download into {folder}, or in the image",
+    ),
+)
 
 
-class DockerBackend:
-    """Starts jobs in containers; `token` is the run's, `logs` takes the output of every process."""
+class DockerNodes(Nodes):
+    """Nodes that are containers; `logs` takes the output of every process.
+
+    Their first processes bring `loaded` into memory first.
+    """
 
     # A container goes on without us until it notices that nobody gives it orders.
     may_outlive = True
     # It would be in the same containers.
     can_run_beside = False
-    has_networks = True
 
     def __init__(
         self,
         control: ControlServer,
-        token: str,
         logs: Path,
         emitter: Emitter,
         spec: ContainerSpec,
         engine: str,
-        modules: Sequence[str] = (),
-        ranks_metrics: str = "",
+        loaded: Sequence[str] = (),
     ) -> None:
         self._control = control
-        self._token = token
         # Containers have another working folder, and see this one at the same path, without the links on its way.
         self._logs = logs.resolve()
         self._emitter = emitter
         self._spec = spec
         self._engine = engine
-        # Wherever the job's are: theirs are at their containers' addresses.
-        self._ranks_metrics = AUTO if ranks_metrics else ""
-        self._modules = (*modules, *METRICS_MODULES) if ranks_metrics else tuple(modules)
+        self._loaded = loaded
+        self._listener: NodesListener | None = None
         self._client: docker.DockerClient | None = None
         self._network: Network | None = None
         self._addresses: Mapping[str, str] = {}
@@ -104,13 +116,13 @@ class DockerBackend:
         self._watches: list[asyncio.Task[None]] = []
         self._memory = None if spec.memory_bytes is None else MemoryWatch(spec.memory_bytes, self._on_out_of_memory)
         self._calls = EngineCalls(spec.image)
-        self.jobs: list[NodeJob | ContainerCommand] = []
         control.nodes = self
 
     # ---- network and containers ----
 
-    async def open(self) -> None:
+    async def open(self, listener: NodesListener) -> None:
         """Make the network, start all containers, and wait until they take orders."""
+        self._listener = listener
         self._run = os.environ[RUN_VARIABLE]
         for folder in self._spec.folders:
             try:
@@ -130,7 +142,8 @@ class DockerBackend:
         except ExceptionGroup as failures:
             # What was in the way of one is in the way of all.
             raise failures.exceptions[0] from failures
-        watch = NetworkWatch(network, self._in_network, self._on_network_gone, self._on_taken_out)
+        self.links = self._container_links()
+        watch = NetworkWatch(network, self._in_network, listener.on_lost, self._on_taken_out)
         self._watches.append(asyncio.create_task(watch.run(self._calls.call)))
         if self._memory is not None:
             self._watches.append(asyncio.create_task(self._memory.run()))
@@ -141,46 +154,17 @@ class DockerBackend:
         if container is not None:
             await container.serve(pid, reader, writer)
 
-    async def prepare_job(self, name: str, job: AnyConfig, *, with_agents: bool) -> NodeJob | ContainerCommand:
-        """Everything but the start: whoever is to hold ranks can get ready in between."""
-        running = (
-            self._prepare_command(name, job, with_agents=with_agents)
-            if isinstance(job, CommandConfig)
-            else await self._prepare_nodes(name, job, with_agents=with_agents)
-        )
-        self.jobs.append(running)
-        return running
-
-    def _prepare_command(self, name: str, job: CommandConfig, *, with_agents: bool) -> ContainerCommand:
-        shared = agent_environment(self._control_address_inside()) if with_agents else {}
-        if self._spec.gpus and self._spec.has_links:
-            shared[NCCL_LOG_VARIABLE] = str(self._logs / LOG_NAME)
-        environments = {
-            node: {**node_environment(job, node, self._addresses, FIRST_PORT), **shared}
-            for node in range(job.cluster().nodes)
-        }
-        return ContainerCommand(
-            self, self._control, name, job, self._run, environments, self._logs, self._emitter, self._links()
-        )
-
-    async def _prepare_nodes(self, name: str, job: JobConfig, *, with_agents: bool) -> NodeJob:
-        self._ports[name] = FIRST_PORT + len(self._ports)
+    async def listen(self, job: str) -> str:
+        """In the coordinator's container."""
+        self._ports[job] = FIRST_PORT + len(self._ports)
         coordinator = await self._ready(COORDINATOR)
-        address = await coordinator.listen(name, self._ports[name])
-        control = self._control_address_inside()
-        environment = RankEnvironment(with_whole_paths(job), name, address, self._token, control)
-        if self._spec.gpus and self._spec.has_links:
-            environment = replace(environment, nccl_log=str(self._logs / LOG_NAME))
-        if with_agents:
-            environment = replace(environment, metrics=self._ranks_metrics)
-        variables = with_agent(environment) if with_agents else environment.variables()
-        return NodeJob(self, self._control, name, job, variables, self._logs, self._emitter, self._links())
+        return await coordinator.listen(job, self._ports[job])
 
-    async def fork(self, command: Mapping[str, Any]) -> ProcessId:
+    async def fork(self, order: Mapping[str, Any]) -> ProcessId:
         """Have a process started where it belongs; its container is started first if it does not run."""
-        name = COORDINATOR if command["command"] == "coordinator" else f"node-{command['node']}"
+        name = COORDINATOR if order["command"] == "coordinator" else f"node-{order['node']}"
         container = await self._ready(name)
-        return await container.fork({**command, "logs": str(self._logs)})
+        return await container.fork({**order, "logs": str(self._logs)})
 
     def node_hosts(self, nodes: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
         """The first process of each node's container."""
@@ -191,11 +175,39 @@ class DockerBackend:
             if container is not None and container.is_running
         )
 
-    def first_processes(self) -> set[ProcessId]:
-        """Of all containers that run."""
+    def own_processes(self) -> Collection[ProcessId]:
+        """The first processes of all containers."""
         return {container.process for container in self._containers.values()}
 
-    def _links(self) -> ContainerLinks | None:
+    def control_address(self, address: str) -> str:
+        """The run's socket, as containers see it."""
+        return f"{UNIX}{_CONTROL_FOLDER}/{Path(address.removeprefix(UNIX)).name}"
+
+    def metrics_address(self, wanted: str) -> str:
+        """Wherever the job's are: the ranks' are at their containers' addresses."""
+        return AUTO
+
+    def address_of(self, node: int) -> str:
+        """See `Nodes`."""
+        return self._addresses[f"node-{node}"]
+
+    def meeting_port(self) -> int:
+        """Containers have their own ports: no other process listens there."""
+        return FIRST_PORT
+
+    def as_seen(self, job: JobConfig) -> JobConfig:
+        """Containers work in another folder."""
+        return with_whole_paths(job)
+
+    def nccl_log(self, job: AnyConfig) -> str:
+        """The effect of a rule on a link depends on the transport that NCCL uses."""
+        return str(self._logs / LOG_NAME) if self._spec.gpus and self._spec.has_links else ""
+
+    def hint(self, log: Path, folder: Path, code: int) -> str | None:
+        """What exists only on the user's machine."""
+        return hint(log, folder, code)
+
+    def _container_links(self) -> ContainerLinks | None:
         """What changes the links between the containers, where they can be changed."""
         if not self._spec.has_links:
             return None
@@ -203,16 +215,14 @@ class DockerBackend:
         return ContainerLinks(self._spec.cluster, holders, self._addresses, self._engine, self._mark, self._ask_holder)
 
     async def _ask_holder(self, part: str, question: Mapping[str, Any], timeout_seconds: float) -> Mapping[str, Any]:
-        return await self._containers[HOLDER_PREFIX + part].ask(question, timeout_seconds)
+        return await self._containers[HOLDER_PREFIX + part].ask_holder(question, timeout_seconds)
 
     async def close(self) -> None:
-        """Stop what runs, and remove all that was made in the engine.
+        """Remove all that was made in the engine.
 
         Raises:
             EnvironmentFailure: something is still there.
         """
-        for job in self.jobs:
-            await job.stop()
         self._is_closing = True
         for watch in self._watches:
             watch.cancel()
@@ -268,8 +278,7 @@ class DockerBackend:
         if name.startswith(HOLDER_PREFIX):
             python = python_command("harness.backends.docker.holder", report)
         else:
-            is_ours = self._spec.has_ranks(name) and not self._spec.is_for_command
-            loaded = (self._spec.data or "", *self._modules) if is_ours else ()
+            loaded = self._loaded if self._spec.has_ranks(name) else ()
             python = python_command("harness.backends.docker.container", report, *loaded)
         # With its output in the run's folder: what it says before it reports must not go with it.
         command = ["sh", "-c", 'exec "$@" >>"$0" 2>&1', str(log), *python]
@@ -304,7 +313,7 @@ class DockerBackend:
             labels={containers.LABEL: self._run, containers.PART_LABEL: part},
             environment={
                 RUN_VARIABLE: self._run,
-                CONTROL_VARIABLE: self._control_address_inside(),
+                CONTROL_VARIABLE: self.control_address(self._control.address),
                 ADDRESS_VARIABLE: address,
                 "HOME": "/tmp",
                 "PYTHONDONTWRITEBYTECODE": "1",
@@ -328,9 +337,6 @@ class DockerBackend:
         control = Path(self._control.address.removeprefix(UNIX)).resolve().parent
         return [*self._spec.mounts(), (control, _CONTROL_FOLDER, True)]
 
-    def _control_address_inside(self) -> str:
-        return f"{UNIX}{_CONTROL_FOLDER}/{Path(self._control.address.removeprefix(UNIX)).name}"
-
     def _make_network(self) -> tuple[Network, Mapping[str, str]]:
         assert self._client is not None
         has_coordinator = not self._spec.is_for_command
@@ -345,14 +351,9 @@ class DockerBackend:
             if one.is_running and not (self._spec.has_links and name in self._addresses)
         }
 
-    def _on_network_gone(self, loss: EnvironmentFailure) -> None:
-        for job in self.jobs:
-            job.on_backend_lost(loss)
-
     def _on_out_of_memory(self, message: str) -> None:
-        self._emitter.emit(Warned(message=message))
-        for job in self.jobs:
-            job.on_out_of_memory(EnvironmentFailure(message))
+        if self._listener is not None:
+            self._listener.on_out_of_memory(message)
 
     def _on_taken_out(self, name: str, network: str) -> None:
         part = name.removeprefix(HOLDER_PREFIX)
@@ -371,8 +372,8 @@ class DockerBackend:
     def _on_exit(self, process: ProcessId, code: int) -> None:
         if code and self._memory is not None:
             self._memory.look()
-        for job in self.jobs:
-            job.on_exit(process, code)
+        if self._listener is not None:
+            self._listener.on_exit(process, code)
 
 
 def require_image(image: str) -> str:
@@ -386,3 +387,59 @@ def require_image(image: str) -> str:
             raise EnvironmentFailure(f"{finding.name}: {finding.found}; {finding.remedy}")
     with containers.engine() as client:
         return containers.url_of(client)
+
+
+class MemoryWatch:
+    """Looks whether the out-of-memory killer has ended processes of a container that may use `limit_bytes`.
+
+    `on_kill` is called with a message, once for each look that finds some.
+    """
+
+    def __init__(self, limit_bytes: int, on_kill: Callable[[str], None]) -> None:
+        self._limit = bytes_text(limit_bytes)
+        self._on_kill = on_kill
+        # By container: its control group, and the number of its processes that were reported.
+        self._groups: dict[str, Path] = {}
+        self._told: dict[str, int] = {}
+
+    def begin(self, name: str, process: ProcessId) -> None:
+        """From now on the container `name` is the one whose first process this is."""
+        self._told[name] = 0
+        if (group := memory_limit.group_of(process)) is not None:
+            self._groups[name] = group
+
+    async def run(self) -> None:
+        """Look again and again, until this is cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            self.look()
+
+    def look(self) -> None:
+        """Look once. The control group of a container that has ended is gone, too."""
+        for name, group in self._groups.items():
+            num_kills = memory_limit.oom_kills_in(group) or 0
+            if (num_new := num_kills - self._told[name]) > 0:
+                self._told[name] = num_kills
+                self._on_kill(
+                    f"{name} reached its memory limit, {self._limit}: the kernel ended "
+                    f"{count(num_new, 'process')} of it. Raise --node-memory"
+                )
+
+
+def hint(log: Path, folder: Path, code: int) -> str | None:
+    """What may be done, by what a command wrote into `log` that ran in `folder` and ended with `code`.
+
+    None: nothing is known of it.
+    """
+    if code == NOT_FOUND:
+        return f"where its image has no such program, {_BUILD}"
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return None
+    for sign, words in _HINTS:
+        if match := re.search(sign, text):
+            return words.format(*match.groups(), folder=folder)
+    return None

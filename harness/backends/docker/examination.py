@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from harness.backends.docker.image import DEFAULT_IMAGE, PURPOSE_LABEL, image_digest, source_digest
 from harness.backends.docker.network import make_network
 from harness.backends.docker.settings import ADDRESSES, PREFIX_LENGTH
-from harness.backends.finding import Check, Finding
+from harness.doctor.finding import Check, Finding
 from mecefo_runtime.system.devices import has_driver
 
 if TYPE_CHECKING:

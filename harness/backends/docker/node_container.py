@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chaos.errors import EnvironmentFailure
+from harness.backends.orders import Orders
 from harness.control.pid_namespaces import HostPids
 from mecefo_runtime.system.process import ProcessId
 from mecefo_runtime.system.wire import encode
@@ -24,7 +25,7 @@ ASK_TIMEOUT_SECONDS = 45.0
 _LOG_TAIL_BYTES = 2048
 
 
-class NodeContainer:
+class NodeContainer(Orders):
     """A container whose first process starts others on command (`harness.backends.docker.container`).
 
     `on_exit` is called with each process that it started and its exit code; when the container ends, once more for
@@ -41,16 +42,14 @@ class NodeContainer:
         on_exit: Callable[[ProcessId, int], None],
         on_end: Callable[[str], None],
     ) -> None:
+        super().__init__(on_exit, START_TIMEOUT_SECONDS)
         self.name = name
         self.container = container
         self._log = log
         self._host_pids = outside
-        self._on_exit = on_exit
         self._on_container_end = on_end
         self._writer: asyncio.StreamWriter | None = None
         self._peer_pid = 0
-        self._owed: dict[str, asyncio.Future[Any]] = {}
-        self._next_id = 0
         self._running: set[ProcessId] = set()
         self._descriptor: int | None = None
         self._process = ProcessId(0, 0)
@@ -70,7 +69,7 @@ class NodeContainer:
             self._process = ProcessId.of(pid)
             self._descriptor = os.pidfd_open(pid)
         except (OSError, ValueError) as error:
-            raise self._failure("it ended immediately") from error
+            raise self._failure("ended immediately") from error
         # It may have reported already, where the engine was slow to say that it runs.
         self._owe("report")
         asyncio.get_running_loop().add_reader(self._descriptor, self._on_end)
@@ -90,22 +89,7 @@ class NodeContainer:
         self._peer_pid, self._writer = pid, writer
         self._settle("report", None)
         while line := await reader.readline():
-            reply = json.loads(line)
-            match reply["reply"]:
-                case "ready":
-                    self._settle("ready", None)
-                case "listening":
-                    self._settle(f"listening {reply['job']}", reply["address"])
-                case "started":
-                    process = self._of_reply(reply)
-                    self._running.add(process)
-                    self._settle(f"started {reply['id']}", process)
-                case "answer":
-                    self._settle(f"answer {reply['id']}", reply)
-                case "exited":
-                    process = self._of_reply(reply)
-                    self._running.discard(process)
-                    self._on_exit(process, int(reply["exit"]))
+            self._on_reply(json.loads(line))
 
     async def ready(self) -> None:
         """Until it takes orders.
@@ -117,29 +101,13 @@ class NodeContainer:
         await self._answer("report")
         await self._answer("ready")
 
-    async def listen(self, job: str, port: int) -> str:
-        """Have it listen on `port` for a coordinator of `job`; returns the address."""
-        self._owe(f"listening {job}")
-        self._command({"command": "listen", "job": job, "port": port})
-        address: str = await self._answer(f"listening {job}")
-        return address
-
-    async def fork(self, command: Mapping[str, Any]) -> ProcessId:
-        """Have a process started in it; returns it, by the pid that it has out here."""
-        self._next_id += 1
-        key = f"started {self._next_id}"
-        self._owe(key)
-        self._command({**command, "id": self._next_id})
-        process: ProcessId = await self._answer(key)
-        return process
-
-    async def ask(self, question: Mapping[str, Any], timeout_seconds: float) -> Mapping[str, Any]:
+    async def ask_holder(self, question: Mapping[str, Any], timeout_seconds: float) -> Mapping[str, Any]:
         """Ask the holder of a network (see `holder`), which has so long, and some more, to answer."""
-        self._next_id += 1
-        key = f"answer {self._next_id}"
-        self._owe(key)
-        self._command({**question, "id": self._next_id})
-        answer: Mapping[str, Any] = await self._answer(key, timeout_seconds + ASK_TIMEOUT_SECONDS)
+        self._num_orders += 1
+        number = self._num_orders
+        answer: Mapping[str, Any] = await self.ask(
+            {**question, "id": number}, f"answer {number}", timeout_seconds + ASK_TIMEOUT_SECONDS
+        )
         return answer
 
     def forget(self) -> None:
@@ -149,39 +117,29 @@ class NodeContainer:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _of_reply(self, reply: Mapping[str, Any]) -> ProcessId:
+    def _process_of(self, reply: Mapping[str, Any]) -> ProcessId:
         return ProcessId(self._host_pids.of(self._peer_pid, int(reply["pid"])), int(reply["start_ticks"]))
 
-    def _command(self, command: Mapping[str, Any]) -> None:
+    def _on_reply(self, reply: Mapping[str, Any]) -> None:
+        if reply["reply"] == "answer":
+            self._settle(f"answer {reply['id']}", reply)
+        else:
+            super()._on_reply(reply)
+
+    def _has_started(self, process: ProcessId) -> None:
+        self._running.add(process)
+
+    def _has_exited(self, process: ProcessId) -> None:
+        self._running.discard(process)
+
+    def _send(self, order: Mapping[str, Any]) -> None:
         if self._writer is None or not self.is_running:
-            raise self._failure("it has ended")
-        self._writer.write(encode(dict(command)))
-
-    def _owe(self, key: str) -> None:
-        if key not in self._owed:
-            self._owed[key] = asyncio.get_running_loop().create_future()
-
-    async def _answer(self, key: str, timeout_seconds: float = START_TIMEOUT_SECONDS) -> Any:
-        try:
-            return await asyncio.wait_for(self._owed[key], timeout_seconds)
-        except TimeoutError:
-            raise self._failure(f"it did not answer within {timeout_seconds:g} s") from None
-        finally:
-            self._owed.pop(key, None)
-
-    def _settle(self, key: str, answer: object) -> None:
-        self._owe(key)
-        if not self._owed[key].done():
-            self._owed[key].set_result(answer)
+            raise self._failure("has ended")
+        self._writer.write(encode(dict(order)))
 
     def _on_end(self) -> None:
         self.forget()
-        failure = self._failure("it has ended")
-        for future in self._owed.values():
-            if not future.done():
-                future.set_exception(failure)
-                # Nobody may be waiting for it any more.
-                future.exception()
+        self._fail_all(self._failure("has ended"))
         for process in self._running:
             self._on_exit(process, -9)
         self._running.clear()
@@ -193,4 +151,4 @@ class NodeContainer:
         except OSError:
             said = []
         last = f": {said[-1]}" if said else ""
-        return EnvironmentFailure(f"container {self.name}: {what}{last}; see {self._log}")
+        return EnvironmentFailure(f"container {self.name}: it {what}{last}; see {self._log}")

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from chaos.experiment.command_job import CommandConfig
-from chaos.experiment.experiment import Experiment
 from harness.backends.base import AnyConfig
 from harness.backends.docker.container import COORDINATOR
+from harness.backends.docker.containers import Containers
+from harness.node.node import ThisMachine
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.system.devices import VISIBLE_VARIABLE, gpu_names, num_devices
@@ -78,7 +79,7 @@ class ContainerSpec:
                     type="bind",
                     read_only=not may_write,
                     # What a fault mounts there later is to be seen inside.
-                    propagation="rslave" if is_shared(outside) else "rprivate",
+                    propagation="rslave" if ThisMachine().shows_mounts(outside) else "rprivate",
                 )
                 for outside, inside, may_write in mounts
             ],
@@ -112,31 +113,20 @@ class ContainerSpec:
         return tuple(self.gpus[index] for index in indices)
 
 
-def is_shared(path: Path) -> bool:
-    """Whether what is mounted on `path` later can be seen in containers (mount propagation, proc_pid_mountinfo(5))."""
-    place, best, found = path.resolve(), -1, False
-    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
-        words = line.split(" - ")[0].split()
-        point = Path(words[4].replace("\\040", " "))
-        if place.is_relative_to(point) and len(point.parts) >= best:
-            best, found = len(point.parts), any(word.startswith("shared:") for word in words[6:])
-    return found
-
-
 def container_spec(
-    experiment: Experiment, job: AnyConfig, folders: Sequence[Path], *, has_links: bool
+    containers: Containers, job: AnyConfig, folders: Sequence[Path], *, has_links: bool
 ) -> ContainerSpec:
-    """What the containers of `experiment` are made of; the run and its nodes write to `folders`, whole paths."""
+    """What the containers of `job` are made of; the run and its nodes write to `folders`, whole paths."""
     # One inside another is there already.
     outermost = [one for one in folders if not any(one != other and one.is_relative_to(other) for other in folders)]
     is_for_command = isinstance(job, CommandConfig)
     return ContainerSpec(
-        experiment.containers.image,
+        containers.image,
         job.cluster(),
         outermost,
         None if isinstance(job, CommandConfig) else job.data and str(Path(job.data).resolve()),
-        experiment.containers.cpus,
-        experiment.containers.memory,
+        containers.cpus,
+        containers.memory,
         _gpus() if isinstance(job, CommandConfig) or job.device != "cpu" else (),
         has_links,
         is_for_command,

@@ -10,6 +10,7 @@ from click.shell_completion import CompletionItem
 
 from chaos.experiment.fault_options import AND, MORE_FAULTS
 from mecefo_chaos.cli.shared import completing
+from mecefo_chaos.cli.shared.backend_name import AnyBackendName
 from mecefo_chaos.cli.shared.grouped import GroupedOption
 from mecefo_chaos.cli.shared.hints import Answered
 from mecefo_chaos.cli.shared.several_faults import EXAMPLE, CommandOfFaults
@@ -323,16 +324,21 @@ def _options_of_commands() -> list[GroupedOption]:
 
 
 def _options_of_nodes() -> list[GroupedOption]:
+    from chaos.experiment.backends import backends
+
+    types = {"integer": NUMBER, "number": REAL}
     return [
         _option(
             NODES,
             "--backend",
-            type=Word(["local", "docker"]),
+            type=AnyBackendName(),
             help="What a node is: a process group on this machine (local), or a container. Default: local.",
         ),
-        _option(NODES, "--image", metavar="IMAGE", help="With docker: image of the containers. Default: mecefo-chaos."),
-        _option(NODES, "--node-cpus", type=REAL, metavar="CORES", help="With docker: CPU limit of each node."),
-        _option(NODES, "--node-memory", metavar="BYTES", help="With docker: memory limit of each node, such as 2GiB."),
+        *(
+            _option(NODES, option.flag, type=types.get(option.type), metavar=option.metavar, help=option.help)
+            for backend in backends().values()
+            for option in backend.options.values()
+        ),
         _option(
             NODES,
             "--network",

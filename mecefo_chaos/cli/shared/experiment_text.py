@@ -8,12 +8,13 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+from chaos.experiment.backends import about_backends, backends
 from chaos.experiment.command_job import CommandJob
 from chaos.experiment.experiment import Experiment
 from chaos.experiment.fault_options import MORE_FAULTS, FaultOptions
 from chaos.experiment.fault_spec import FAULT_KEYS, FaultSpec
 from chaos.experiment.gate_spec import aborting
-from chaos.experiment.job import Checkpoint, Containers, Job, Snapshots
+from chaos.experiment.job import Checkpoint, Job, Snapshots
 from chaos.experiment.reading import installed_faults
 from chaos.experiment.sources import NO_FAULT, read_pairs
 from chaos.experiment.terms import is_of_a_fault, place_of
@@ -22,27 +23,29 @@ from chaos.language.yaml_lines import Dumper
 
 _MAX_LINE = 118
 _COMMENT_COLUMN = 30
-_OWN_MODELS: Mapping[str, type[BaseModel]] = {
-    "checkpoint": Checkpoint,
-    "snapshots": Snapshots,
-    "containers": Containers,
-}
-_KEYS_FIRST = ("name", "seed", "backend", "network", "containers", "job", "profile", "faults", "twin", "gates")
+_OWN_MODELS: Mapping[str, type[BaseModel]] = {"checkpoint": Checkpoint, "snapshots": Snapshots}
+_KEYS_FIRST = ("name", "seed", "backend", "network", "job", "profile", "faults", "twin", "gates")
 
 
 def experiment_text(subject: str | None, options: Mapping[str, Any], *, name: str, file: str) -> str:
     """The file that says what `options` say of `subject`, which `read_options` has accepted."""
     values = _values(subject, options, name)
-    ordered = sorted(values, key=lambda key: _KEYS_FIRST.index(key) if key in _KEYS_FIRST else len(_KEYS_FIRST))
+    settings = {one.settings_key: one for one in backends().values() if one.settings_key}
+    network = _KEYS_FIRST.index("network") + 1
+    first = (*_KEYS_FIRST[:network], *settings, *_KEYS_FIRST[network:])
+    ordered = sorted(values, key=lambda key: first.index(key) if key in first else len(first))
+    words = {key: field.description for key, field in Experiment.model_fields.items()}
+    words |= {key: f"{one.nodes} of the {one.name} backend" for key, one in settings.items()}
+    words["backend"] = about_backends()
     lines = [f"# Check this experiment with `chaos validate {file}`, run it with `chaos run {file}`."]
     for key in ordered:
         value: Any = values[key]
         is_nested = isinstance(value, (Mapping, list)) and bool(value)
         if is_nested:
-            lines += ["", *_commented(f"{key}:", _text(Experiment, key))]
+            lines += ["", *_commented(f"{key}:", words.get(key))]
             lines += _faults(value) if key == "faults" else _gates(value) if key == "gates" else _block(key, value)
         else:
-            lines += _commented(f"{key}: {_scalar(value)}", None if key == "name" else _text(Experiment, key))
+            lines += _commented(f"{key}: {_scalar(value)}", None if key == "name" else words.get(key))
     if "gates" not in values:
         lines += [
             "",
@@ -83,7 +86,8 @@ def _fault(fault: FaultOptions) -> dict[str, Any]:
 
 def _block(name: str, values: Mapping[str, Any], indent: str = "  ") -> Iterator[str]:
     is_command = name == "job" and values.get("runtime") == "command"
-    model = CommandJob if is_command else _OWN_MODELS.get(name, Job)
+    own = {**_OWN_MODELS, **{one.settings_key: one.Settings for one in backends().values() if one.settings_key}}
+    model = CommandJob if is_command else own.get(name, Job)
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _commented(f"{indent}{key}:", _text(model, key))

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from chaos.experiment.job import Job
 from chaos.experiment.settings import config_values, model_of, with_texts
-from chaos.experiment.terms import TERMS, place_of
+from chaos.experiment.terms import place_of, terms
 from mecefo_runtime.job.config import JobSettings
 from mecefo_runtime.job.setting import INLINE, REQUIRED, own_places, places, setting
 
@@ -90,6 +90,6 @@ def test_a_job_has_every_setting_and_every_option_has_its_place():
     keys = {place.setting.key for place in own_places(JobSettings)} - {INLINE}
     assert Job.model_fields.keys() == keys | {"runtime", "device_model", "time_scale"}
     options = {place.setting.option.name: place.path for place in places(JobSettings) if place.setting.option}
-    of_run = {name: path for name, path in options.items() if f"job.{'.'.join(path)}" in TERMS}
+    of_run = {name: path for name, path in options.items() if f"job.{'.'.join(path)}" in terms()}
     assert len(of_run) > 20
     assert {name: place_of(name) for name in of_run} == {name: ("job", *path) for name, path in of_run.items()}

@@ -111,8 +111,8 @@ def test_what_containers_cannot_be_is_refused_with_the_option_that_said_so(optio
 def test_what_a_container_is_comes_from_the_command_line_and_is_part_of_the_experiment():
     plain = from_options("kill-node", {"at": "step=5", "backend": "docker"})
     small = from_options("kill-node", {"at": "step=5", "backend": "docker", "node_cpus": 1.5, "node_memory": "2GiB"})
-    assert (small.containers.cpus, small.containers.memory) == (1.5, 2 << 30)
-    assert small.containers.image == plain.containers.image == "mecefo-chaos"
+    assert (small.node_settings.cpus, small.node_settings.memory) == (1.5, 2 << 30)
+    assert small.node_settings.image == plain.node_settings.image == "mecefo-chaos"
     assert experiment_hash(small) != experiment_hash(plain)
 
 

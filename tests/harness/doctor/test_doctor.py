@@ -14,8 +14,8 @@ import pytest
 from chaos.errors import EnvironmentFailure
 from harness.backends.docker import examination as engine
 from harness.backends.docker.image import PURPOSE_LABEL
-from harness.backends.finding import Check
 from harness.doctor import examine, fault_needs, machine, torch_build
+from harness.doctor.finding import Check
 from mecefo_chaos.cli.main import run_cli
 
 pytestmark = pytest.mark.unit
@@ -51,7 +51,7 @@ def healthy(monkeypatch):
     """A machine with little to say, so that the command is fast."""
     checks = {name: Check(name, "runs", ("local", "docker")) for name in ("python", "engine")}
     findings = [checks["python"].ok("3.11"), Check("engine", "containers", ("docker",)).missing("none", "start it")]
-    monkeypatch.setattr(examine, "examine", lambda out, image: iter(findings))
+    monkeypatch.setattr("harness.backends.examine.examine", lambda out, settings: iter(findings))
     return findings
 
 
@@ -81,7 +81,7 @@ def test_json_says_the_same(healthy, capsys, backend, usable, code):
 def test_a_command_to_be_copied_is_not_broken(monkeypatch, capsys):
     command = "DOCKER_HOST=unix:///a/path/that/is/much/longer/than/any/line/of/this/terminal/docker.sock"
     finding = Check("engine", "containers", ("docker",)).missing("none", f"say {command}")
-    monkeypatch.setattr(examine, "examine", lambda out, image: iter([finding]))
+    monkeypatch.setattr("harness.backends.examine.examine", lambda out, settings: iter([finding]))
     monkeypatch.setenv("COLUMNS", "60")
     run_cli(["doctor"])
     assert command in capsys.readouterr().out

@@ -9,6 +9,7 @@ import pytest
 from chaos.errors import UsageError
 from chaos.experiment.reading import from_mapping
 from harness.network.machine import wants_networks, why_no_networks
+from harness.node.node import ThisMachine
 from harness.run import preparation
 
 pytestmark = pytest.mark.unit
@@ -71,7 +72,7 @@ def test_a_machine_that_allows_it_has_nothing_against_it(machine):
 
 
 def test_a_fault_of_links_is_refused_with_the_reason(monkeypatch):
-    monkeypatch.setattr(preparation, "why_no_networks", lambda: "users may not do that")
+    monkeypatch.setattr(ThisMachine, "why_no_networks", lambda self: "users may not do that")
     with pytest.raises(
         UsageError, match=r"drop-link needs ranks with networks of their own, and users may not do that"
     ):
@@ -79,22 +80,22 @@ def test_a_fault_of_links_is_refused_with_the_reason(monkeypatch):
 
 
 def test_on_the_loopback_it_is_refused_whatever_the_machine_allows(monkeypatch):
-    monkeypatch.setattr(preparation, "why_no_networks", lambda: None)
+    monkeypatch.setattr(ThisMachine, "why_no_networks", lambda self: None)
     with pytest.raises(UsageError, match=r"with network: loopback they share one"):
         preparation.prepare(from_mapping({**DROP, "network": "loopback"}))
     assert preparation.prepare(from_mapping(DROP))
 
 
 def test_networks_that_are_asked_for_and_impossible_are_refused(monkeypatch):
-    monkeypatch.setattr(preparation, "why_no_networks", lambda: "users may not do that")
+    monkeypatch.setattr(ThisMachine, "why_no_networks", lambda self: "users may not do that")
     with pytest.raises(UsageError, match="users may not do that") as refused:
         preparation.prepare(from_mapping({"name": "n", "network": "namespaces"}))
     assert refused.value.key == "network"
 
 
 def test_nothing_is_tried_when_nothing_needs_it(monkeypatch):
-    def never() -> str:
+    def never(self) -> str:
         raise AssertionError("tried")
 
-    monkeypatch.setattr(preparation, "why_no_networks", never)
+    monkeypatch.setattr(ThisMachine, "why_no_networks", never)
     assert preparation.prepare(from_mapping({"name": "n"}))

@@ -1,6 +1,7 @@
 """The pytest plugin without a run: what markers say, what is refused and how, and that it is idle when unused."""
 
 import os
+import re
 import sys
 import tomllib
 from importlib.metadata import entry_points
@@ -10,6 +11,7 @@ import pytest
 
 from chaos.experiment.gate_spec import AbortingGate
 from harness.pytest.marked_run import MarkedRun, experiment_of, said_by
+from tests.plugins import documented, install, install_backend_of_page
 
 pytestmark = pytest.mark.unit
 pytest_plugins = "pytester"
@@ -196,6 +198,26 @@ def test_fixture_without_a_marker(chaos_run): pass
     result.stdout.no_fnmatch_line("*it must not come to this*")
 
 
+def test_faults_and_backends_of_other_packages_are_known_in_it(session, tmp_path, monkeypatch):
+    """Though they derive from ours, which have private names there."""
+    (line,) = re.findall(r'^make-nice = "(.*)"$', documented("fault.md", "toml"), re.MULTILINE)
+    install(tmp_path / "site", "nice_faults", documented("fault.md", "python"), f"[chaos.faults]\nmake-nice = {line}\n")
+    install_backend_of_page(tmp_path / "site")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), os.environ["PYTHONPATH"]]))
+    result = session(
+        """
+import pytest
+@pytest.mark.chaos("make-nic", at="step=10")
+def test_fault(): pass
+@pytest.mark.chaos("make-nice", at="step=10", on="rank=1", backend="pined")
+def test_backend(): pass
+"""
+    )
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["*there is no fault 'make-nic'*did you mean 'make-nice'*"])
+    result.stdout.fnmatch_lines(["*must be 'local', 'docker' or 'pinned', not 'pined' (did you mean 'pinned'?)"])
+
+
 def test_marked_tests_can_be_skipped(session):
     source = (
         'import pytest\n@pytest.mark.chaos("kill-node", at="step=10")\ndef test_it(): assert False\ndef test_b(): pass'
@@ -206,6 +228,7 @@ def test_marked_tests_can_be_skipped(session):
 def test_unused_it_imports_nothing_of_ours_and_strict_markers_know_it(session):
     result = session(
         """
+import re
 import sys
 import pytest
 OURS = {"chaos", "mecefo_runtime", "torch", "pydantic", "rich"} & {name.partition(".")[0] for name in sys.modules}

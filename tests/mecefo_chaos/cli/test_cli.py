@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.backends.finding import Check
+from harness.doctor.finding import Check
 from mecefo_chaos.cli.main import run_cli
 
 pytestmark = pytest.mark.unit
@@ -60,7 +60,7 @@ class TestHelp:
         code = """
 import sys
 from mecefo_chaos.cli.main import run_cli
-from harness.backends.finding import Check
+from harness.doctor.finding import Check
 assert run_cli(["--help"]) == 0
 sys.exit(", ".join({"torch", "rich", "pydantic", "yaml", "jinja2"} & set(sys.modules)) or None)
 """
@@ -81,7 +81,7 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize("arguments", [("doctor",), ("report", "latest")])
 def test_a_terminal_has_colours_and_whoever_wants_none_has_none(stored_run, monkeypatch, arguments):
-    monkeypatch.setattr("harness.doctor.examine.examine", lambda *_: iter([Check("torch", "all").ok("is there")]))
+    monkeypatch.setattr("harness.backends.examine.examine", lambda *_: iter([Check("torch", "all").ok("is there")]))
 
     def printed(**environment):
         with monkeypatch.context() as patch:

@@ -358,7 +358,7 @@ def test_what_a_checkpoint_needs_is_told_in_the_same_terms(chaos):
 
 def test_many_ranks_on_few_cores_are_warned_of(chaos, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr("harness.run.preparation.usable_bytes", lambda: 64 * 2**30)
+    monkeypatch.setattr("harness.node.node.usable_bytes", lambda: 64 * 2**30)
     code, out, err = chaos("run", *KILL, "--nodes", "500", "--dry-run")
     assert (code, "500 nodes x 2 ranks" in out) == (0, True)
     for words in ("warning: 1000 ranks", "2 cores", "64.0 GiB"):

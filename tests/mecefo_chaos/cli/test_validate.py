@@ -66,7 +66,7 @@ def test_what_is_no_file(chaos, tmp_path):
 
 
 def test_what_another_machine_may_have_is_not_asked_of_this_one(chaos, tmp_path, monkeypatch):
-    monkeypatch.setattr("harness.run.preparation.why_no_networks", lambda: "there are no networks")
+    monkeypatch.setattr("harness.node.node.ThisMachine.why_no_networks", lambda self: "there are no networks")
     of_a_cluster = "job: {nodes: 500, model: 7b, data: elsewhere.txt}\nnetwork: namespaces\n"
     (tmp_path / "big.yaml").write_text(f"{of_a_cluster}name: x\nfaults:\n- {{kind: drop-link, at: step=5, for: 3s}}\n")
     assert chaos("validate", "big.yaml")[0] == 0

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from chaos.errors import EffectNotSeen, HealError, InjectionError, TargetNotFound, UsageError, in_terms
-from chaos.experiment.terms import TERMS
+from chaos.experiment.terms import terms
 from chaos.faults.base import FaultContext, OwnedProcess, RunContext
 from chaos.faults.storage.disk import FillDisk, FillParameters
 from chaos.faults.watch import Watch
@@ -424,7 +424,7 @@ def test_without_the_right_to_mount_a_script_is_advised_the_option_that_is_then_
     monkeypatch.setattr(small_disk, "may_mount", lambda: False)
     with pytest.raises(UsageError) as refused:
         create().check(ResolvedTarget(), RunContext(CLUSTER, keeps_own_checkpoints=True))
-    text = in_terms(refused.value.message, TERMS.get)
+    text = in_terms(refused.value.message, terms().get)
     assert text.startswith("the folder that the script saves in is on no filesystem of its own")
     assert text.endswith("name it with --checkpoint-folder FOLDER")
     fault = create()

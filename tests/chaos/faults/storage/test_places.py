@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from chaos.errors import TargetNotFound
-from chaos.experiment.terms import TERMS
+from chaos.experiment.terms import terms
 from chaos.faults.base import FaultContext
 from chaos.faults.storage._places import checkpoint_folder, observed_folders
 from chaos.faults.watch import Watch
@@ -113,7 +113,7 @@ def test_what_several_folders_advise_is_accepted(tmp_path):
     run = context(tmp_path, *(saved(20, place / "x.pt") for place in places))
     _, text = refusal(run)
     option, folder = re.search(r"(--\S+) (\S+)$", text).groups()
-    assert option in TERMS.values()
+    assert option in terms().values()
     Path(folder).mkdir(parents=True)
     assert checkpoint_folder(replace(run, checkpoint_folder=Path(folder))) == Path(folder)
 

@@ -9,8 +9,8 @@ from torch.distributed.run import get_args_parser
 
 from chaos.experiment.command_job import CommandConfig
 from harness.backends.command.attempts import deciding_end
+from harness.backends.command.on_nodes import job_logs
 from harness.backends.command.start import NOT_FOUND, SITE_FOLDER, node_environment, with_site
-from harness.backends.docker.command import job_logs
 
 pytestmark = pytest.mark.unit
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.backends.command.start import NOT_FOUND
-from harness.backends.docker.hints import hint
+from harness.backends.docker.backend import hint
 
 pytestmark = pytest.mark.unit
 FOLDER = Path("/home/me/training")

@@ -9,7 +9,7 @@ import pytest
 
 from chaos.errors import EnvironmentFailure
 from chaos.host import memory_limit
-from harness.backends.docker.memory import MemoryWatch
+from harness.backends.docker.backend import MemoryWatch
 from harness.backends.node_job import NodeJob
 from harness.control.control_server import ControlServer
 from mecefo_runtime.job.config import JobConfig

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from chaos.experiment.command_job import CommandConfig
 from chaos.experiment.reading import from_mapping
-from harness.backends.choice import BackendSetup, choose_backend
-from harness.backends.docker.command import folder_of
+from harness.backends.base import BackendSetup, kind_of
+from harness.backends.command.on_nodes import folder_of
 from harness.backends.docker.container import COORDINATOR
+from harness.backends.docker.containers import Containers
 from harness.backends.docker.settings import (
     HOLDER_PREFIX,
     ContainerSpec,
@@ -93,9 +94,8 @@ def test_a_command_has_no_coordinator_and_its_folder_may_be_that_for_temporary_f
 
 
 def test_a_command_writes_to_its_folder_which_may_hold_the_runs(tmp_path):
-    experiment = from_mapping({"name": "n", "job": {"runtime": "command", "command": ["true"]}, "backend": "docker"})
     job = CommandConfig(("true",), folder=str(tmp_path))
-    spec = container_spec(experiment, job, (tmp_path / "runs" / "one", folder_of(job)), has_links=False)
+    spec = container_spec(Containers(), job, (tmp_path / "runs" / "one", folder_of(job)), has_links=False)
     assert spec.is_for_command and spec.mounts() == [(tmp_path, str(tmp_path), True)]
 
 
@@ -123,8 +123,9 @@ def backend_of(job, run):
         raw["job"] = {"runtime": "command", "command": ["true"]}
     control = ControlServer(lambda event: None)
     emitter = Emitter(lambda event: None, "conductor")
-    setup = BackendSetup(from_mapping(raw), job, [], run, run / "logs", control, "token", emitter, "unix:///none")
-    return choose_backend(setup)
+    experiment = from_mapping(raw)
+    setup = BackendSetup(experiment, job, [], run, run / "logs", control, "token", emitter, "unix:///none")
+    return kind_of(experiment.nodes_on).backend(setup)
 
 
 @pytest.mark.parametrize(
@@ -138,18 +139,18 @@ def backend_of(job, run):
 )
 def test_a_runs_folder_is_seen_wherever_it_is(places, out, folders):
     run = Path(out) / "n" / "time"
-    backend = backend_of(CommandConfig(("true",)), run)
-    mounts = backend._spec.mounts()
+    nodes = backend_of(CommandConfig(("true",)), run)._nodes
+    mounts = nodes._spec.mounts()
     assert [str(outside.relative_to(places)) for outside, _, _ in mounts] == folders
     assert [inside for _, inside, _ in mounts] == [str(outside) for outside, _, _ in mounts]
-    assert any(backend._logs.is_relative_to(outside) for outside, _, _ in mounts)
+    assert any(nodes._logs.is_relative_to(outside) for outside, _, _ in mounts)
 
 
 def test_a_jobs_folders_and_data_are_seen_without_the_links_on_the_way_to_them(places):
     checkpoint = CheckpointConfig(folder="runs/../checkpoints", every_steps=10)
     job = JobConfig(data="../project/runs/corpus", checkpoint=checkpoint)
-    backend = backend_of(job, Path("../project/runs/n/time"))
-    mounts = [(str(outside.relative_to(places)), may_write) for outside, _, may_write in backend._spec.mounts()]
+    nodes = backend_of(job, Path("../project/runs/n/time"))._nodes
+    mounts = [(str(outside.relative_to(places)), may_write) for outside, _, may_write in nodes._spec.mounts()]
     assert mounts == [("disk/n/time", True), ("checkpoints", True), ("disk/corpus", False)]
     inside = with_whole_paths(job)
     assert (inside.data, inside.checkpoint.folder) == (str(places / "disk/corpus"), str(places / "checkpoints"))

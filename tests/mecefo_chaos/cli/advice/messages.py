@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos.experiment.terms import TERMS
+from chaos.experiment.terms import terms
 
 ROOT = Path(__file__).parents[4]
 PACKAGES = ("chaos", "harness", "mecefo_runtime", "mecefo_chaos")
@@ -93,7 +93,7 @@ def _message(place: str, parts: list[ast.expr]) -> Message | None:
             names_one |= value.func.id in ("setting", "option_name")
             if value.func.id == "setting" and isinstance(value.args[0], ast.Constant):
                 key = str(value.args[0].value)
-                options |= {TERMS[key]} if key in TERMS else set()
+                options |= {terms()[key]} if key in terms() else set()
     options |= set(_OPTION.findall(text))
     words = re.findall(r"[A-Za-z]{2,}|-p|--[\w-]+|\{.*?\}", text)
     if not (options or names_one) or len(words) < _MIN_WORDS:

@@ -42,7 +42,7 @@ def situation(tmp_path, monkeypatch, has_networks):
 
     monkeypatch.setattr("harness.comparison.rounds.Rounds.run", begin)
     monkeypatch.setattr("chaos.host.small_disk.may_mount", lambda: True)
-    monkeypatch.setattr("harness.run.preparation.is_shared", lambda folder: True)
+    monkeypatch.setattr("harness.node.node.ThisMachine.shows_mounts", lambda self, path: True)
 
 
 @pytest.fixture

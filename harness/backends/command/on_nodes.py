@@ -1,4 +1,4 @@
-"""External jobs in containers: the command is started once on each node; variables tell it which node it is."""
+"""External jobs on separate nodes: the command is started once on each; environment variables name its node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from chaos.faults.base import LauncherLeft, LinkHost, OwnedProcess
 from chaos.host.run_files import JOB_LOG, job_log_of
 from harness.analysis.job_failures import job_failed
 from harness.backends.command.run import CommandRun
-from harness.backends.docker.hints import hint
 from harness.control.control_server import ControlServer
 from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.system.process import ProcessId
@@ -23,23 +22,28 @@ from mecefo_runtime.system.wire import Message
 KILLED = -9
 
 
-class CommandGround(Protocol):
-    """Where the command is started."""
+class CommandNodes(Protocol):
+    """The nodes that the command is started on; see `harness.backends.nodes.Nodes`."""
 
-    async def fork(self, command: Mapping[str, Any]) -> ProcessId:
-        """Have it started on a node.
+    @property
+    def links(self) -> LinkHost | None:
+        """What changes the links between them."""
+        ...
 
-        Raises:
-            EnvironmentFailure: it cannot be.
-        """
+    async def fork(self, order: Mapping[str, Any]) -> ProcessId:
+        """Have it started on a node."""
         ...
 
     def node_hosts(self, nodes: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
-        """The containers of `nodes`."""
+        """The processes that end with `nodes`, without those that were ordered."""
         ...
 
-    def first_processes(self) -> Collection[ProcessId]:
-        """Of all containers of the run, whatever they are for."""
+    def own_processes(self) -> Collection[ProcessId]:
+        """The processes that belong to no job."""
+        ...
+
+    def hint(self, log: Path, folder: Path, code: int) -> str | None:
+        """What may have been in the way of a command that failed."""
         ...
 
 
@@ -49,14 +53,14 @@ def job_logs(logs: Path, num_nodes: int) -> dict[int, Path]:
     return {node: logs / name for node, name in enumerate(names)}
 
 
-class ContainerCommand(CommandRun):
-    """One command, with the `environments` of its starts, by node. All that it started ends with its container."""
+class CommandOnNodes(CommandRun):
+    """One command, with the `environments` of its starts, by node. All that it started ends with its node."""
 
     _has_hosts: ClassVar[bool] = True
 
     def __init__(
         self,
-        backend: CommandGround,
+        nodes: CommandNodes,
         control: ControlServer,
         name: str,
         job: CommandConfig,
@@ -64,27 +68,26 @@ class ContainerCommand(CommandRun):
         environments: Mapping[int, Mapping[str, str]],
         logs: Path,
         emitter: Emitter,
-        links: LinkHost | None,
     ) -> None:
         super().__init__(control, name, job, run_id, job_logs(logs, job.nodes), emitter)
-        self._backend = backend
+        self._nodes = nodes
         self._environments = environments
         self._has_warned = False
         self._early_exits: dict[ProcessId, int] = {}
-        self.links = links
+        self.links = nodes.links
 
     async def start(self) -> None:
         """Start the command on all nodes at once.
 
         Raises:
-            EnvironmentFailure: a container is not there any more.
+            EnvironmentFailure: a node is not there any more.
         """
         self._control.on_agent, self._control.on_launch = self.on_agent, self.on_launch
         await asyncio.gather(*(self._start_on(node) for node in self._logs))
         self._follow()
 
     async def _start_on(self, node: int) -> None:
-        process = await self._backend.fork(
+        process = await self._nodes.fork(
             {
                 "command": "command",
                 "job": self.name,
@@ -129,34 +132,34 @@ class ContainerCommand(CommandRun):
         return super().on_agent(hello, process)
 
     def _hint(self, node: int) -> str:
-        may_be = hint(self._logs[node], folder_of(self._job), self._codes[node])
+        may_be = self._nodes.hint(self._logs[node], folder_of(self._job), self._codes[node])
         return f". {may_be[0].upper()}{may_be[1:]}" if may_be else ""
 
     def _own_processes(self) -> list[ProcessId]:
-        """Without what the containers began with, which carries the mark too."""
-        hosts = self._backend.first_processes()
-        return [process for process in super()._own_processes() if process not in hosts]
+        """Without those of the nodes themselves, which carry the mark too."""
+        of_nodes = self._nodes.own_processes()
+        return [process for process in super()._own_processes() if process not in of_nodes]
 
     def _start_setting(self, name: str) -> str | None:
         return self._environments[min(self._environments)].get(name)
 
     def _launchers_on(self, nodes: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
-        """Whatever the command's own process is, it ends with its container."""
+        """Whatever the command's own process is, it ends with its node."""
         return tuple(owned for node, owned in self._launchers.items() if node in nodes)
 
     def launchers_left(self, nodes: tuple[int, ...]) -> tuple[LauncherLeft, ...]:
-        """None: nothing of a container outlives it."""
+        """None: nothing of a node outlives it."""
         return ()
 
     def _hosts(self, nodes: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
-        return self._backend.node_hosts(nodes)
+        return self._nodes.node_hosts(nodes)
 
     def _where(self, process: ProcessId, hello: Message) -> tuple[int, int]:
-        """Inside, every container counts from 1."""
+        """By the pid that the rank has there: in a container, pids count from 1."""
         return int(hello["node"]), int(hello["pid"])
 
     async def _bury(self) -> None:
-        # Whom a container that is stopped itself has nobody to tell of.
+        # A node that was stopped as a whole reports no exits.
         for node, owned in list(self._launchers.items()):
             if not owned.process.is_running():
                 self._has_ended(node, KILLED)

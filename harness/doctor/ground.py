@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from chaos.errors import EnvironmentFailure
+from chaos.experiment.command_job import CommandConfig
 from chaos.host import inherited
 from chaos.plan.incident import Incident
-from harness.analysis.words import count
-from harness.backends.base import AnyConfig
 from mecefo_runtime.job.config import JobConfig
 
 # File descriptors: whatever has the most of them, `chaos` or a rank, has less than this (measured with 2 to 32 ranks on
@@ -36,7 +35,9 @@ class Needs:
     processes: int
 
 
-def needs_of(job: AnyConfig, incidents: Sequence[Incident] = (), *, has_twin: bool, has_networks: bool) -> Needs:
+def needs_of(
+    job: JobConfig | CommandConfig, incidents: Sequence[Incident] = (), *, has_twin: bool, has_networks: bool
+) -> Needs:
     """What a run of `job` takes on this machine; of a command, what we do about it."""
     cluster, is_ours = job.cluster(), isinstance(job, JobConfig)
     files = _FILES + _FILES_PER_RANK * cluster.num_ranks + _FILES_PER_NODE * cluster.nodes
@@ -52,22 +53,23 @@ def needs_of(job: AnyConfig, incidents: Sequence[Incident] = (), *, has_twin: bo
     return Needs(files, tasks)
 
 
-def require_room(job: AnyConfig, needs: Needs) -> None:
-    """Make room for what a run needs, within the limits that the user has set.
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """A limit of the machine that is too low for a run: of file descriptors in a process, or of a user's processes.
 
-    Raises:
-        EnvironmentFailure: they are too low.
+    `free` is how many of them there still may be.
     """
-    ranks = count(job.cluster().num_ranks, "rank")
+
+    what: Literal["open files", "processes"]
+    limit: int
+    free: int
+
+
+def make_room(needs: Needs) -> Shortage | None:
+    """Raise the limits of this process as far as a run needs it and the user allows; returns what stays too low."""
     if (hard := inherited.allow_open_files(needs.open_files)) is not None:
-        raise EnvironmentFailure(
-            f"a run of {ranks} needs up to {needs.open_files} file descriptors in each process, and the hard limit is "
-            f"{hard}: type `ulimit -n {needs.open_files}` before, as root or in a new shell, or choose fewer ranks"
-        )
+        return Shortage("open files", hard, hard)
     if (room := inherited.processes_refused(needs.processes)) is not None:
         free, limit = room
-        raise EnvironmentFailure(
-            f"a run of {ranks} takes up to {needs.processes} processes and threads, and this user may start "
-            f"{free} more, of {limit}: type `ulimit -u {limit - free + needs.processes}` before, as root or in a new "
-            "shell, or choose fewer ranks"
-        )
+        return Shortage("processes", limit, free)
+    return None

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 Outcome = Literal["ok", "missing", "wrong"]
-Backend = Literal["local", "docker"]
-EVERY_BACKEND: tuple[Backend, ...] = ("local", "docker")
+# In a `Check`: all backends that are installed.
+EVERY_BACKEND = ("*",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class Finding:
     found: str
     purpose: str
     remedy: str = ""
-    needed_by: tuple[Backend, ...] = ()
+    needed_by: tuple[str, ...] = ()
 
-    def stops(self, backend: Backend) -> bool:
+    def stops(self, backend: str) -> bool:
         """Whether no experiment can run on `backend` for this."""
         return self.outcome != "ok" and backend in self.needed_by
 
@@ -41,7 +41,7 @@ class Check:
 
     name: str
     purpose: str
-    needed_by: tuple[Backend, ...] = ()
+    needed_by: tuple[str, ...] = ()
 
     def ok(self, found: str) -> Finding:
         """The check passed."""
@@ -64,4 +64,7 @@ class Check:
             return self.wrong(f"could not be looked at: {reason}", "a bug in chaos, or a very unusual machine")
 
     def _finding(self, outcome: Outcome, found: str, remedy: str) -> Finding:
-        return Finding(self.name, outcome, found, self.purpose, remedy, self.needed_by)
+        from chaos.experiment.backends import backends
+
+        needed_by = tuple(backends()) if self.needed_by == EVERY_BACKEND else self.needed_by
+        return Finding(self.name, outcome, found, self.purpose, remedy, needed_by)

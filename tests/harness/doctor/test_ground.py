@@ -4,7 +4,9 @@ import pytest
 
 from chaos.errors import EnvironmentFailure
 from chaos.host import inherited
-from harness.backends.ground import needs_of, require_room
+from harness.doctor.ground import needs_of
+from harness.node.node import ThisMachine
+from harness.run.execute import require_room
 from mecefo_runtime.job.config import JobConfig
 
 pytestmark = pytest.mark.unit
@@ -42,7 +44,7 @@ def test_too_few_descriptors_are_refused_with_the_numbers(monkeypatch):
     monkeypatch.setattr(inherited, "allow_open_files", lambda wanted: 24)
     wanted = needs(2, 1)
     with pytest.raises(EnvironmentFailure) as refused:
-        require_room(job_of(2, 1), wanted)
+        require_room(job_of(2, 1), wanted, ThisMachine())
     assert f"ulimit -n {wanted.open_files}" in str(refused.value) and "limit is 24" in str(refused.value)
 
 
@@ -50,5 +52,5 @@ def test_too_few_processes_are_refused_with_the_numbers(monkeypatch):
     monkeypatch.setattr(inherited, "processes_refused", lambda wanted: (3, 20))
     wanted = needs(2, 1)
     with pytest.raises(EnvironmentFailure) as refused:
-        require_room(job_of(2, 1), wanted)
+        require_room(job_of(2, 1), wanted, ThisMachine())
     assert f"ulimit -u {17 + wanted.processes}" in str(refused.value) and "3 more, of 20" in str(refused.value)

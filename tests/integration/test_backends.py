@@ -1,0 +1,85 @@
+"""One run of a real job over every backend of this machine: ours, and the one of docs/how-to/extending/backend.md."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.integration.runs import SLOW_UNTIL_BACK, SMALL, Finished, run_chaos
+from tests.plugins import documented, install_backend_of_page
+
+pytestmark = pytest.mark.integration
+
+HERE = Path(__file__).resolve().parent
+LOSS = ("kill-node", "--on", "node=1", "--at", "step=6", "--repair", "8steps", "--steps", "30")
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A folder on the path of every process, with the backend of the page."""
+    install_backend_of_page(tmp_path / "site")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    return tmp_path / "site"
+
+
+def assert_a_node_was_lost_and_came_back(run: Finished) -> None:
+    """What every backend keeps, of a run with `LOSS`."""
+    assert (run.summary["verdict"], run.exit_code) == ("pass", 0), run.summary["reasons"]
+    assert run.summary["steps_committed"] == 30
+    killed = [process for process in run.one("injected").fields["processes"] if process["role"] == "rank"]
+    assert [process["rank"] for process in killed] == [2, 3]
+    exits = {event.fields["exited_pid"] for event in run.of("process_exited")}
+    assert {process["pid"] for process in run.one("injected").fields["processes"]} <= exits | {
+        process["pid"] for process in killed
+    }
+    assert [event.fields["ranks"] for event in run.of("rejoined")] == [[2, 3]]
+    residue = run.one("residue").fields
+    assert (residue["processes"], residue["undo_pending"], residue["left"]) == ([], [], [])
+
+
+@pytest.mark.parametrize("backend", ["local", "pinned"])
+def test_a_node_is_lost_and_comes_back(tmp_path, site, backend):
+    run = run_chaos(tmp_path / "run", *LOSS, *SMALL, "--backend", backend, patch=SLOW_UNTIL_BACK)
+    assert_a_node_was_lost_and_came_back(run)
+
+
+def test_the_experiment_of_the_page_is_one(tmp_path, site):
+    path = tmp_path / "pinned.yaml"
+    path.write_text(documented("backend.md", "yaml").replace("steps: 40", "steps: 12, dilation: 'off'"))
+    arguments = (str(path), "--no-twin", "--strategy", "ndb")
+    watching = "import os\nif os.environ.get('MECEFO_JOB'):\n    pass\n"
+    run = run_chaos(tmp_path / "run", *arguments, patch=watching + CORES)
+    assert run.exit_code == 0, run.summary["reasons"]
+    cores = {path.name: path.read_text() for path in (tmp_path / "run").glob("cores-*")}
+    assert len(cores) == 2, "each node has a fork server"
+    assert all(len(text.split()) == 1 for text in cores.values()), cores
+    assert len(set(cores.values())) == min(2, len(os.sched_getaffinity(0)))
+
+
+# A patch: each fork server writes down on which cores it may run, before it forks anything.
+CORES = """
+import sys
+if 'harness.backends.forkserver' in sys.orig_argv:
+    import pathlib
+    pathlib.Path(f"cores-{os.getpid()}").write_text(" ".join(map(str, sorted(os.sched_getaffinity(0)))))
+"""
+
+
+def test_a_command_runs_on_each_of_its_nodes(tmp_path, site):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    shutil.copy(HERE / "follower.py", folder)
+    # The shell is the launcher on its node, and the script its rank.
+    command = ("sh", "-c", "python follower.py 60; exit $?")
+    nodes = ("--nodes", "2", "--gpus-per-node", "1", "--backend", "pinned")
+    run = run_chaos(folder, "kill-node", "--at", "step=13", "--on", "node=1", *nodes, command=command)
+    assert run.exit_code == 0, run.summary["reasons"]
+    killed = {(process["role"], process["node"]) for process in run.one("injected").fields["processes"]}
+    assert killed == {("launcher", 1), ("rank", 1)}
+    logs = [run.folder / "logs" / f"job-node-{node}.log" for node in (0, 1)]
+    assert [log.read_text() for log in logs] == ["all steps done\n", ""]
+    # The fork servers are nobody's leftovers.
+    assert not run.of("orphans_ended")
