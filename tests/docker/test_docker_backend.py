@@ -28,6 +28,7 @@ from tests.integration.runs import (
     read_run,
     run_chaos,
 )
+from tests.integration.test_backends import LOSS, assert_a_node_was_lost_and_came_back
 
 pytestmark = pytest.mark.docker
 
@@ -36,6 +37,12 @@ AT = ("--at", "step=10")
 LONG = (*AT, "--steps", "100000", *DOCKER)
 # What is asked of the tool: after its death nothing of it is there.
 CLEAN_WITHIN_SECONDS = 120.0
+
+
+@pytest.mark.nightly
+def test_it_keeps_what_every_backend_keeps(tmp_path):
+    # Dilated: the steps must last longer than a container takes to start.
+    assert_a_node_was_lost_and_came_back(run_chaos(tmp_path, *LOSS, *DOCKER, "--dilation", "8"))
 
 
 def test_a_node_that_is_killed_is_a_container_that_ends_and_comes_back(tmp_path):
