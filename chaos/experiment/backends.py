@@ -71,9 +71,15 @@ class BackendDescription:
         """The backend's own settings, of the type `Settings`, among those of all backends (see `settings_model`)."""
         return getattr(settings, self.settings_key) if self.settings_key else self.Settings()
 
+    node_memory_key: ClassVar[str] = ""
+    """The setting that limits the memory of a node, as in `containers.memory`; "": there is none."""
+
     def node_memory_bytes(self, settings: Any) -> int | None:
-        """What all that runs on a node may use together; None: as much as there is."""
-        return None
+        """The limit by `node_memory_key`; None: as much as there is."""
+        memory: int | None = (
+            getattr(settings, self.node_memory_key.rpartition(".")[2]) if self.node_memory_key else None
+        )
+        return memory
 
     @property
     def one_node(self) -> str:

@@ -228,7 +228,8 @@ class RunContext:
     `keeps_own_checkpoints`: the user has named none.
     `sees_mounts`: what is mounted on the run's folders when the ranks run already is there for them too.
     `ranks_are_hosts`: the ranks of a node talk over links too, since the node is one in name only.
-    `node_memory_bytes`: what all that runs on a node may use together; None: there is no such limit.
+    `node_memory_bytes`: what all that runs on a node may use together, by the setting `node_memory_key`; None: there is
+    no such limit.
     """
 
     cluster: Cluster
@@ -236,6 +237,7 @@ class RunContext:
     sees_mounts: bool = True
     ranks_are_hosts: bool = False
     node_memory_bytes: int | None = None
+    node_memory_key: str = ""
     keeps_own_checkpoints: bool = False
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from chaos.experiment.backends import backends, settings_model
+from chaos.experiment.backends import backends, broken_backends, settings_model
 from chaos.plugins import DEFAULT_BACKEND
 from harness.backends.base import kind_of
-from harness.doctor.finding import Finding
+from harness.doctor.finding import Check, Finding
 
 
 def examine(out: Path, settings: Mapping[str, Any]) -> Iterator[Finding]:
@@ -24,3 +24,7 @@ def examine(out: Path, settings: Mapping[str, Any]) -> Iterator[Finding]:
     if (yield from machine.findings(out)):
         for kind in kinds:
             yield from kind.findings(kind.settings_among(chosen))
+    for plugin, reason in broken_backends().items():
+        yield Check("backend plug-in", "a backend of another package").wrong(
+            f"{plugin} {reason}", "install the package again, or remove it: it is left out"
+        )

@@ -55,6 +55,8 @@ class Nodes(ABC):
 
     may_outlive: bool = True
     can_run_beside: bool = False
+    where: str = "on its node"
+    """The place of a process that runs on a node, in messages."""
     links: LinkHost | None = None
     """What changes the links between the nodes, after `open`; None: nothing can."""
 

@@ -292,6 +292,7 @@ def _check_faults(plan: Plan, job: AnyConfig, experiment: Experiment, node: Node
         sees_mounts=not nodes.has_own_files or node.shows_mounts(folder or Path.cwd()),
         ranks_are_hosts=job.traits.is_user_script and nodes.divides_network,
         node_memory_bytes=nodes.node_memory_bytes(experiment.node_settings),
+        node_memory_key=nodes.node_memory_key,
         keeps_own_checkpoints=job.traits.keeps_own_checkpoints,
     )
     for incident, of_fault in zip(plan.incidents, plan.keys, strict=True):

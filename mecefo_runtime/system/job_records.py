@@ -34,7 +34,7 @@ class JobStarted(Record, kind="job_started", emitted_by="conductor"):
     runtime: str = "mecefo"
     """`mecefo` for the built-in job, `command` for a training script of the user."""
     traits: Mapping[str, Any] | None = None
-    """What kind of job it is, as yes or no: `has_layout`, `restarts_by_launcher`, `has_planned_steps`, `is_user_script`,
+    """The kind of job, as yes or no: `has_layout`, `restarts_by_launcher`, `has_planned_steps`, `is_user_script`,
     `keeps_own_checkpoints`, `has_baseline_beside`; null in a log of a version that recorded the `runtime` alone."""
     command: Any = None
     """The command of a training script."""

@@ -87,7 +87,7 @@ class LeakMemory(ProcessFault[LeakParameters]):
                 raise UsageError(
                     f"{bytes_text(wanted_bytes)} more than {'its rank has' if num_ranks == 1 else 'its ranks have'} "
                     f"cannot be leaked on node {node}, which may use {bytes_text(node_bytes)} in all: choose a smaller "
-                    f"limit, or raise {setting('containers.memory')}",
+                    f"limit, or raise {setting(run.node_memory_key)}",
                     key="limit",
                 )
 

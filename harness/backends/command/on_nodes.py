@@ -26,6 +26,11 @@ class CommandNodes(Protocol):
     """The nodes that the command is started on; see `harness.backends.nodes.Nodes`."""
 
     @property
+    def where(self) -> str:
+        """The place of a process that runs on one of them, in messages."""
+        ...
+
+    @property
     def links(self) -> LinkHost | None:
         """What changes the links between them."""
         ...
@@ -96,6 +101,7 @@ class CommandOnNodes(CommandRun):
                 "words": list(self._job.command),
                 "folder": str(folder_of(self._job)),
                 "environment": dict(self._environments[node]),
+                "where": self._nodes.where,
             }
         )
         self._has_begun(node, process)

@@ -63,8 +63,8 @@ def node_environment(job: CommandConfig, node: int, addresses: Mapping[str, str]
 def become(command: Mapping[str, Any]) -> int:
     """Be the command from now on, in a session of its own; returns, with the exit code, only where that cannot be.
 
-    `command` is the order: `words`, the `folder` to run in, and the `environment` beside this process's own. Where that
-    says where agents report, they are brought along.
+    `command` is the order: `words`, the `folder` to run in, `where` that is in messages, and the `environment` beside
+    this process's own. Where that says where agents report, they are brought along.
     """
     environment: Mapping[str, str] = {**os.environ, **command["environment"]}
     words: list[str] = command["words"]
@@ -73,7 +73,7 @@ def become(command: Mapping[str, Any]) -> int:
         os.chdir(command["folder"])
         os.execvpe(words[0], words, with_site(environment) if AGENT_VARIABLE in environment else environment)
     except OSError as error:
-        text = f"the command {command_text(words)!r} cannot be started in the container: {error.strerror}"
+        text = f"the command {command_text(words)!r} cannot be started {command['where']}: {error.strerror}"
         print(f"chaos: {text}", file=sys.stderr)
         return NOT_FOUND if error.errno == errno.ENOENT else NOT_STARTED
     return NOT_STARTED

@@ -83,6 +83,7 @@ class DockerNodes(Nodes):
     may_outlive = True
     # It would be in the same containers.
     can_run_beside = False
+    where = "in the container"
 
     def __init__(
         self,

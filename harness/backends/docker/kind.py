@@ -29,11 +29,7 @@ class Docker(BackendKind):
     settings_are_always_written: ClassVar[bool] = True
     has_own_networks: ClassVar[bool] = True
     has_own_files: ClassVar[bool] = True
-
-    def node_memory_bytes(self, settings: Any) -> int | None:
-        """The limit of a container."""
-        memory: int | None = settings.memory
-        return memory
+    node_memory_key: ClassVar[str] = "containers.memory"
 
     def findings(self, settings: Any) -> Iterator[Finding]:
         """SDK, engine, image, networks."""

@@ -16,6 +16,7 @@ from chaos.experiment.experiment import Experiment, experiment_hash
 from chaos.experiment.reading import from_mapping, load
 from chaos.experiment.schema import json_schema
 from harness.backends.base import BackendSetup, kind_of
+from harness.backends.examine import examine
 from harness.control.control_server import ControlServer
 from harness.node.node import Capabilities
 from harness.run.preparation import prepare_anywhere
@@ -185,6 +186,20 @@ def test_a_broken_one_is_named_and_does_no_harm(tmp_path, monkeypatch, source, r
         assert from_mapping({"name": "n"}).backend == "local"
         with pytest.raises(UsageError, match=re.escape(f"not 'broken'; the plug-in broken ({module}:Broken) {reason}")):
             from_mapping({"name": "n", "backend": "broken"})
+
+
+def test_the_doctor_names_a_broken_one(tmp_path, monkeypatch):
+    install(tmp_path / "other", "broken_by_itself", "1 / 0", "[chaos.backends]\nbroken = broken_by_itself:Broken\n")
+    monkeypatch.setattr("harness.doctor.examine.examine", lambda out: _nothing())
+    with known_backends(tmp_path / "other", monkeypatch):
+        finding = list(examine(tmp_path, {}))[-1]
+    assert (finding.outcome, finding.needed_by) == ("wrong", ())
+    assert finding.found.startswith("broken (broken_by_itself:Broken) cannot be imported: ZeroDivisionError")
+
+
+def _nothing():
+    yield from ()
+    return True
 
 
 def test_a_description_alone_runs_nothing():

@@ -106,7 +106,9 @@ def test_what_the_machine_cannot_give_is_not_leaked(tmp_path):
 )
 def test_what_a_node_cannot_hold_is_refused_before_the_start(ranks, node_memory, refused):
     job = JobConfig(nodes=2, gpus_per_node=2, data_parallel=2, pipeline=2)
-    run = RunContext(job.cluster(), node_memory_bytes=node_memory and parse_bytes(node_memory))
+    run = RunContext(
+        job.cluster(), node_memory_bytes=node_memory and parse_bytes(node_memory), node_memory_key="containers.memory"
+    )
     fault = LeakMemory(LeakParameters())
     if not refused:
         fault.check(ResolvedTarget(ranks=ranks), run)

@@ -28,7 +28,7 @@ class FakeLauncher:
         self.codes = codes
         self.run: CommandOnNodes | None = None
 
-    links = None
+    links, where = None, "on its node"
 
     async def fork(self, command: Mapping[str, Any]) -> ProcessId:
         # No process has such a pid.

@@ -66,7 +66,8 @@ def test_our_agent_comes_before_what_is_on_the_path_already():
     ],
 )
 def test_a_process_becomes_the_command_or_says_why_not(tmp_path, order, expected):
-    order = {"folder": str(tmp_path), "environment": {"A": "b", "CHAOS_AGENT": "unix:/none", "PYTHONPATH": ""}, **order}
+    environment = {"A": "b", "CHAOS_AGENT": "unix:/none", "PYTHONPATH": ""}
+    order = {"folder": str(tmp_path), "where": "in the container", "environment": environment, **order}
     code = f"from harness.backends.command.start import become; raise SystemExit(become({order!r}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (expected[0], expected[1].format(folder=tmp_path))
