@@ -176,11 +176,16 @@ def _judge(draft: Draft, kinds: Registry, strategies: Collection[str], violation
 
 def _keys(*, is_command: bool) -> Mapping[tuple[str, ...], Collection[str]]:
     """The keys of each mapping of an experiment, by its place."""
-    settings = {one.settings_key: one.Settings for one in backends().values() if one.settings_key}
+    keys = dict(_KEYS)
+    if is_command:
+        keys["job",] = tuple(CommandJob.model_fields)
     own = [key for key in Experiment.model_fields if key != "backend_settings"]
-    of_backends = {(key,): tuple(model.model_fields) for key, model in settings.items()}
-    of_job = {("job",): tuple(CommandJob.model_fields)} if is_command else {}
-    return {(): (*own, *settings), **_KEYS, **of_job, **of_backends}
+    for backend in backends().values():
+        if backend.settings_key:
+            own.append(backend.settings_key)
+            keys[backend.settings_key,] = tuple(backend.Settings.model_fields)
+    keys[()] = own
+    return keys
 
 
 def _prepared(draft: Draft, kinds: Registry) -> dict[str, Any]:

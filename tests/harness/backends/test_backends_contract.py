@@ -13,7 +13,7 @@ import pytest
 from chaos.errors import EnvironmentFailure, UsageError
 from chaos.experiment.backends import EXPERIMENT_KEYS, BackendDescription, backends, broken_backends, settings_model
 from chaos.experiment.experiment import Experiment, experiment_hash
-from chaos.experiment.reading import from_mapping, load
+from chaos.experiment.reading import from_mapping, from_options, load
 from chaos.experiment.schema import json_schema
 from harness.backends.base import BackendSetup, kind_of
 from harness.backends.examine import examine
@@ -130,6 +130,23 @@ def test_a_wrong_setting_is_refused_at_its_place(settings, key, suggestion):
         from_mapping({"name": "n", "backend": "pinned", "pinned": settings}, {("pinned",): 7}, path="e.yaml")
     (problem,) = refused.value.problems
     assert (problem.line, problem.key, problem.suggestion) == (7, key, suggestion)
+
+
+def test_its_options_are_those_of_the_command_line():
+    options = {
+        option.name: (one.settings_key, key) for one in backends().values() for key, option in one.options.items()
+    }
+    assert options == {
+        "image": ("containers", "image"),
+        "node_cpus": ("containers", "cpus"),
+        "node_memory": ("containers", "memory"),
+        "cores_per_node": ("pinned", "cores_per_node"),
+    }
+    given = {"at": "step=5", "backend": "pinned", "cores_per_node": 3}
+    assert from_options("kill-node", given).node_settings.cores_per_node == 3
+    with pytest.raises(UsageError) as refused:
+        from_options("kill-node", {**given, "cores_per_node": 0})
+    assert refused.value.problems[0].key == "--cores-per-node"
 
 
 def test_settings_of_another_backend_are_refused():
