@@ -114,8 +114,10 @@ class ControlServer:
             await asyncio.wait(tasks, timeout=1.0)
         for task in self._open:
             task.cancel()
-        if self._place is not None:
-            self._place.remove()
+        # An injector that dies closes it, and then its run does.
+        place, self._place = self._place, None
+        if place is not None:
+            place.remove()
 
     async def drained(self, timeout_seconds: float) -> None:
         """Wait until everybody who is connected has hung up, and what they had said is read; or for that long."""
