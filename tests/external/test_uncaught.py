@@ -37,9 +37,9 @@ def test_it_is_told_before_torch_is_there_with_its_place_and_cause(tmp_path):
     (event,), job = raised_in(tmp_path, text)
     assert (event.rank, event.attempt, event.step, event.source) == (1, 2, None, "rank")
     told = event.fields
-    assert (told["exception"], told.message, told["failure"]) == ("RuntimeError", "no checkpoint", "own")
+    assert (told["exception"], told["message"], told["failure"]) == ("RuntimeError", "no checkpoint", "own")
     assert (told["file"].rpartition("/")[2], told["line"], told["is_injected"]) == ("train.py", 6, False)
-    (cause,) = told.causes
+    (cause,) = told["causes"]
     assert (cause["exception"], cause["line"], cause["link"]) == ("FileNotFoundError", 2, "cause")
     assert job.exit_code == 1
     assert "chaos" not in job.stderr and job.stderr.rstrip().endswith("RuntimeError: no checkpoint")
@@ -184,6 +184,6 @@ def test_what_chaos_raises_is_told_when_it_is_raised_with_the_line_that_it_comes
     raised, uncaught = job.of("rank_raised")
     for event in (raised, uncaught):
         told = event.fields
-        assert (event.step, told["last_step"], told.message, told["is_injected"]) == (3, 2, "injected", True)
+        assert (event.step, told["last_step"], told["message"], told["is_injected"]) == (3, 2, "injected", True)
         assert "backward()" in lines[told["line"] - 1]
     assert job.exit_code == 1
