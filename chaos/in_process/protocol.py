@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-from mecefo_runtime.system.json_values import JsonTypeError, from_json, to_json
+from mecefo_runtime.system.json_values import to_json
 from mecefo_runtime.system.process import ProcessId
-from mecefo_runtime.system.wire import Message, WireError
+from mecefo_runtime.system.wire import Message
+from mecefo_runtime.system.wire_messages import Messages
 
 # Where the agents of a run report: `unix:PATH`.
 AGENT_VARIABLE = "CHAOS_AGENT"
@@ -20,7 +21,6 @@ Hold = tuple[int | None, str]
 """At which phase of which step; of a phase outside of steps, from which step on."""
 ASKS_FOR_START = "asks_for_start"
 """A key of an agent's hello: it understands `Holds.start`, which one of an earlier version would refuse."""
-_MessageT = TypeVar("_MessageT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,24 +144,18 @@ class Lifted:
 
 FromInjector = Call | Begin | Lift | Release
 FromAgent = At | Came | Began | Refused | Report | Lifted
-_FROM_INJECTOR: Mapping[str, type[FromInjector]] = {"call": Call, "begin": Begin, "lift": Lift, "release": Release}
-_FROM_AGENT: Mapping[str, type[FromAgent]] = {
-    "at": At,
-    "came": Came,
-    "began": Began,
-    "refused": Refused,
-    "report": Report,
-    "lifted": Lifted,
-}
-_WORDS: Mapping[type[Any], str] = {kind: word for word, kind in (*_FROM_INJECTOR.items(), *_FROM_AGENT.items())}
+_REFUSAL = "no message of an agent or the injector"
+_FROM_INJECTOR = Messages({"call": Call, "begin": Begin, "lift": Lift, "release": Release}, _REFUSAL)
+_FROM_AGENT = Messages(
+    {"at": At, "came": Came, "began": Began, "refused": Refused, "report": Report, "lifted": Lifted}, _REFUSAL
+)
 
 
 def to_wire(message: Holds | FromInjector | FromAgent) -> Message:
     """`message` as it is sent."""
-    fields: Message = to_json(message)
     if isinstance(message, Holds):
-        return {key: value for key, value in fields.items() if value is not None}
-    return {"type": _WORDS[type(message)], **fields}
+        return {key: value for key, value in to_json(message).items() if value is not None}
+    return (_FROM_INJECTOR if isinstance(message, FromInjector) else _FROM_AGENT).to_wire(message)
 
 
 def read_holds(raw: Message) -> Holds:
@@ -170,7 +164,7 @@ def read_holds(raw: Message) -> Holds:
     Raises:
         WireError: it is something else.
     """
-    return _read(Holds, raw)
+    return _FROM_INJECTOR.read_as(Holds, {key: value for key, value in raw.items() if key != "type"})
 
 
 def from_injector(raw: Message) -> FromInjector:
@@ -179,7 +173,8 @@ def from_injector(raw: Message) -> FromInjector:
     Raises:
         WireError: it is no such message.
     """
-    return _read(_kind(_FROM_INJECTOR, raw), raw)
+    message: FromInjector = _FROM_INJECTOR.read(raw)
+    return message
 
 
 def from_agent(raw: Message) -> FromAgent:
@@ -188,22 +183,8 @@ def from_agent(raw: Message) -> FromAgent:
     Raises:
         WireError: it is no such message.
     """
-    return _read(_kind(_FROM_AGENT, raw), raw)
-
-
-def _kind(kinds: Mapping[str, type[_MessageT]], raw: Message) -> type[_MessageT]:
-    word = raw.get("type")
-    kind = kinds.get(word) if isinstance(word, str) else None
-    if kind is None:
-        raise WireError(f"no message of an agent or the injector: type {str(word)[:80]!r}")
-    return kind
-
-
-def _read(kind: type[_MessageT], raw: Message) -> _MessageT:
-    try:
-        return from_json(kind, {key: value for key, value in raw.items() if key != "type"})
-    except JsonTypeError as error:
-        raise WireError(f"no message of an agent or the injector: {error}") from error
+    message: FromAgent = _FROM_AGENT.read(raw)
+    return message
 
 
 # ---- who talks ----

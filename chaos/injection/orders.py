@@ -22,9 +22,9 @@ from chaos.errors import (
 from chaos.faults.base import OwnedProcess
 from chaos.language.target import ResolvedTarget
 from chaos.refusals import refusal_text
-from mecefo_runtime.system.json_values import JsonTypeError, from_json, to_json
 from mecefo_runtime.system.reason import Reason
-from mecefo_runtime.system.wire import Message, WireError
+from mecefo_runtime.system.wire import Message
+from mecefo_runtime.system.wire_messages import Messages
 
 # ---- orders ----
 
@@ -225,36 +225,41 @@ Answer = Looked | Prepared | Recorded | Applied | Verified | Lifted | Undone | R
 
 # ---- as JSON ----
 
-_ORDERS: Mapping[str, type[Order]] = {
-    "look": Look,
-    "prepare": Prepare,
-    "record": Record,
-    "apply": Apply,
-    "verify": Verify,
-    "lift": Lift,
-    "undo": Undo,
-}
-_ANSWERS: Mapping[str, type[Answer]] = {
-    "looked": Looked,
-    "prepared": Prepared,
-    "recorded": Recorded,
-    "applied": Applied,
-    "verified": Verified,
-    "lifted": Lifted,
-    "undone": Undone,
-    "refused": Refused,
-}
-_WORDS: Mapping[type[Any], str] = {kind: word for word, kind in (*_ORDERS.items(), *_ANSWERS.items())}
+_ORDERS = Messages(
+    {
+        "look": Look,
+        "prepare": Prepare,
+        "record": Record,
+        "apply": Apply,
+        "verify": Verify,
+        "lift": Lift,
+        "undo": Undo,
+    },
+    "no order",
+)
+_ANSWERS = Messages(
+    {
+        "looked": Looked,
+        "prepared": Prepared,
+        "recorded": Recorded,
+        "applied": Applied,
+        "verified": Verified,
+        "lifted": Lifted,
+        "undone": Undone,
+        "refused": Refused,
+    },
+    "no answer",
+)
 
 
-def word_of(message: Order | Answer) -> str:
-    """The word for a kind of order or answer."""
-    return _WORDS[type(message)]
+def word_of(order: Order) -> str:
+    """The word for a kind of order."""
+    return _ORDERS.word_of(order)
 
 
 def message_to_json(message: Order | Answer) -> Message:
     """An order or an answer as a JSON object."""
-    return {"type": word_of(message), **to_json(message)}
+    return (_ORDERS if isinstance(message, Order) else _ANSWERS).to_wire(message)
 
 
 def order_from_json(raw: object) -> Order:
@@ -263,7 +268,7 @@ def order_from_json(raw: object) -> Order:
     Raises:
         WireError: it is none.
     """
-    order: Order = _read(_ORDERS, raw, "order")
+    order: Order = _ORDERS.read(raw)
     return order
 
 
@@ -273,18 +278,5 @@ def answer_from_json(raw: object) -> Answer:
     Raises:
         WireError: it is none.
     """
-    answer: Answer = _read(_ANSWERS, raw, "answer")
+    answer: Answer = _ANSWERS.read(raw)
     return answer
-
-
-def _read(kinds: Mapping[str, type[Any]], raw: object, noun: str) -> Any:
-    if not isinstance(raw, dict):
-        raise WireError(f"no {noun}: a JSON object is expected")
-    word = raw.get("type")
-    kind = kinds.get(word) if isinstance(word, str) else None
-    if kind is None:
-        raise WireError(f"no {noun}: type {str(word)[:80]!r}")
-    try:
-        return from_json(kind, {key: value for key, value in raw.items() if key != "type"})
-    except JsonTypeError as error:
-        raise WireError(f"no {noun}: {error}") from error

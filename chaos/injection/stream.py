@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from chaos.errors import EnvironmentFailure
 from chaos.host import python_module
@@ -27,9 +27,9 @@ from chaos.undo.lease import LEASE_SECONDS, RENEWAL_SECONDS, START_TIMEOUT_SECON
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.host import Host, this_host
-from mecefo_runtime.system.json_values import JsonTypeError, from_json, to_json
 from mecefo_runtime.system.reason import Reason
-from mecefo_runtime.system.wire import Message, WireError, decode, encode
+from mecefo_runtime.system.wire import WireError, decode, encode
+from mecefo_runtime.system.wire_messages import Messages
 
 # The evidence of a fault on thousands of processes fits.
 MAX_LINE_BYTES = 1 << 20
@@ -147,30 +147,27 @@ class Alive:
 
 ToExecutor = Open | Ask | Happened | JobEnded | Close | Alive
 FromExecutor = Ready | Failed | Reply | Lapsed | WatchdogLost | Closed | Alive
-_TO_EXECUTOR: Mapping[str, type[ToExecutor]] = {
-    "open": Open,
-    "ask": Ask,
-    "happened": Happened,
-    "job-ended": JobEnded,
-    "close": Close,
-    "alive": Alive,
-}
-_FROM_EXECUTOR: Mapping[str, type[FromExecutor]] = {
-    "ready": Ready,
-    "failed": Failed,
-    "reply": Reply,
-    "lapsed": Lapsed,
-    "watchdog-lost": WatchdogLost,
-    "closed": Closed,
-    "alive": Alive,
-}
-_WORDS: Mapping[type[Any], str] = {kind: word for word, kind in (*_TO_EXECUTOR.items(), *_FROM_EXECUTOR.items())}
-_KindT = TypeVar("_KindT")
+_REFUSAL = "no message between injector and executor"
+_TO_EXECUTOR = Messages(
+    {"open": Open, "ask": Ask, "happened": Happened, "job-ended": JobEnded, "close": Close, "alive": Alive}, _REFUSAL
+)
+_FROM_EXECUTOR = Messages(
+    {
+        "ready": Ready,
+        "failed": Failed,
+        "reply": Reply,
+        "lapsed": Lapsed,
+        "watchdog-lost": WatchdogLost,
+        "closed": Closed,
+        "alive": Alive,
+    },
+    _REFUSAL,
+)
 
 
 def to_line(message: ToExecutor | FromExecutor) -> bytes:
     """`message` as a line."""
-    return encode({"type": _WORDS[type(message)], **to_json(message)})
+    return encode((_TO_EXECUTOR if isinstance(message, ToExecutor) else _FROM_EXECUTOR).to_wire(message))
 
 
 def to_executor(line: bytes) -> ToExecutor:
@@ -179,7 +176,8 @@ def to_executor(line: bytes) -> ToExecutor:
     Raises:
         WireError: it is none.
     """
-    return _read(_TO_EXECUTOR, decode(line))
+    message: ToExecutor = _TO_EXECUTOR.read(decode(line))
+    return message
 
 
 def from_executor(line: bytes) -> FromExecutor:
@@ -188,18 +186,8 @@ def from_executor(line: bytes) -> FromExecutor:
     Raises:
         WireError: it is none.
     """
-    return _read(_FROM_EXECUTOR, decode(line))
-
-
-def _read(kinds: Mapping[str, type[_KindT]], raw: Message) -> _KindT:
-    word = raw.pop("type", None)
-    kind = kinds.get(word) if isinstance(word, str) else None
-    if kind is None:
-        raise WireError(f"no message between injector and executor: type {str(word)[:80]!r}")
-    try:
-        return from_json(kind, raw)
-    except JsonTypeError as error:
-        raise WireError(f"no message between injector and executor: {error}") from error
+    message: FromExecutor = _FROM_EXECUTOR.read(decode(line))
+    return message
 
 
 async def read_line(reader: asyncio.StreamReader) -> bytes:
