@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import struct
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -40,10 +39,8 @@ from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.process import ForeignProcess, ProcessId
 from mecefo_runtime.system.strangers import BUFFER_BYTES, HELLO_TIMEOUT_SECONDS, Strangers, read_line
 from mecefo_runtime.system.strict_json import whole
-from mecefo_runtime.system.wire import UNIX, Message, WireError, decode, encode
+from mecefo_runtime.system.wire import UNIX, Message, WireError, decode, encode, peer_of
 
-# struct ucred: pid, uid, gid (unix(7)).
-_CREDENTIALS = struct.Struct("=iII")
 _ROOT = 0
 # sockaddr_un takes 108 bytes, with a zero at the end (unix(7)).
 MAX_PATH_BYTES = 107
@@ -137,7 +134,9 @@ class ControlServer:
         assert task is not None
         self._open.add(task)
         try:
-            peer_pid, uid = _peer(writer)
+            pid, uid = peer_of(writer.get_extra_info("socket"))
+            # None: a process that our namespace does not see.
+            peer_pid = pid or None
             if uid not in (os.geteuid(), _ROOT):
                 return
             hello = await self._strangers.hello(reader, HELLO_TIMEOUT_SECONDS)
@@ -147,7 +146,7 @@ class ControlServer:
                         reader, writer, hello, await self._peers.meet(hello, peer_pid, reader, writer)
                     )
                 case "launch":
-                    pid = whole(hello["pid"], _MAX_NUMBER) if peer_pid is None else peer_pid
+                    pid = peer_pid or whole(hello["pid"], _MAX_NUMBER)
                     await self._answer_launch(writer, pid)
                 case "node" if self.nodes is not None and peer_pid is not None:
                     await self.nodes.serve(str(hello["name"]), peer_pid, reader, writer)
@@ -235,13 +234,6 @@ def _check_agent(hello: Message) -> None:
         if hello.get(key) is not None:
             whole(hello[key], _MAX_NUMBER)
     hello["rank"]
-
-
-def _peer(writer: asyncio.StreamWriter) -> tuple[int | None, int]:
-    """(pid, uid), out here, of who connected; no pid of a process that our namespace does not see."""
-    sock = writer.get_extra_info("socket")
-    pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return int(pid) or None, int(uid)
 
 
 def _paths(folder: Path, may_be_relative: bool) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ import os
 import select
 import signal
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -24,13 +23,11 @@ from mecefo_runtime.job.rank_environment import RankEnvironment
 from mecefo_runtime.snapshots.peer import SnapshotPeer
 from mecefo_runtime.snapshots.process import SnapshotProcess, start_snapshot_process
 from mecefo_runtime.system.process import ProcessId, keep_only, set_name, start_child
-from mecefo_runtime.system.wire import MAX_HELLO_BYTES, decode, encode, parse_address
+from mecefo_runtime.system.wire import MAX_HELLO_BYTES, decode, encode, parse_address, peer_of
 
 # One that dies as soon as it is started is started again no more often than that.
 RESTART_SECONDS = 1.0
 ANSWER_TIMEOUT_SECONDS = 5.0
-# struct ucred of unix(7).
-_CREDENTIALS = struct.Struct("iII")
 
 
 def keep_snapshots(environment: RankEnvironment, log: Path, launcher: ProcessId) -> str:
@@ -80,8 +77,7 @@ def _find(launcher: ProcessId, environment: RankEnvironment) -> str | None:
 
 def _is_ours(sock: socket.socket) -> bool:
     """Whether the other end is of the same user: such names are open to all."""
-    _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return bool(uid == os.geteuid())
+    return peer_of(sock)[1] == os.geteuid()
 
 
 def _look_after(

@@ -11,6 +11,7 @@ import hmac
 import json
 import os
 import socket
+import struct
 import threading
 import time
 from typing import Any
@@ -31,6 +32,10 @@ ACKNOWLEDGE_SECONDS = 2.0
 CLOCK_ASKED, CLOCK_KNOWN = b"?\n", b".\n"
 UNIX = "unix:"
 LOOPBACK = "127.0.0.1"
+
+
+# struct ucred: pid, uid, gid (unix(7)).
+_CREDENTIALS = struct.Struct("=iII")
 
 
 class WireError(ConnectionError):
@@ -55,6 +60,12 @@ def decode(line: bytes) -> Message:
     if not isinstance(message, dict):
         raise WireError("not a message: a JSON object is expected")
     return message
+
+
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """(pid, uid) of the process that connected over a Unix socket; pid 0: this process's namespace does not see it."""
+    pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(pid), int(uid)
 
 
 def token_matches(message: Message, token: str) -> bool:
