@@ -24,6 +24,7 @@ from benchmarks.plain.agent import AgentCost, measure_agent
 from benchmarks.plain.phases import PHASES, Window
 from benchmarks.plain.runs import ForkServer, Run, RunFailed, run_ours, run_plain
 from mecefo_runtime.job.config import JobConfig, ModelConfig
+from mecefo_runtime.system.json_values import to_json
 
 NUM_CORES = 2
 NUM_ROUNDS, QUICK_NUM_ROUNDS = 6, 1
@@ -269,7 +270,7 @@ def to_document(
         "shapes": [
             {
                 "name": shape.name,
-                "job": shape.job.to_dict(),
+                "job": to_json(shape.job),
                 "num_steps": shape.num_steps,
                 "ratios": {name: values.to_dict() for name, values in compare(measurements, shape).items()},
                 "agent_ratio": agent_ratio(measurements, shape, cost) if shape.with_agent else None,

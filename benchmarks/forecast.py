@@ -35,6 +35,7 @@ from mecefo_runtime.job.config import quality_of
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.system.job_records import LayoutTold, RatingsAgreed, Regrouped
+from mecefo_runtime.system.json_values import from_json
 
 NUM_CORES = 2
 DILATION_RATIO = 16.0
@@ -109,7 +110,7 @@ def run_schedule(schedule: Schedule, out: Path, seed: int, dilation_ratio: float
     ratings = state.first_of(RatingsAgreed)
     assert ratings is not None, "a dilated job with rated pacing tells its ratings"
     config = experiment.job.to_config(seed, dilation_ratio)
-    job = JobModel(config.cluster(), Costs.from_dict(ratings.costs), config.tokens_per_step)
+    job = JobModel(config.cluster(), from_json(Costs, ratings.costs), config.tokens_per_step)
     if config.emulation is not None and config.links is not None:
         link = config.links.scaled(ratings.time_scale or 1.0).between_nodes
         job = replace(job, link=link, activation_bytes=config.emulation.message_bytes)
@@ -150,7 +151,7 @@ def _medians(state: RunState) -> dict[int, float]:
 def _rating(state: RunState, epoch: int, job: JobModel) -> Rating:
     told = next(record for record in state.of(LayoutTold) if record.epoch == epoch)
     assert told.layout is not None
-    return rate(Layout.from_dict(told.layout), job)
+    return rate(from_json(Layout, told.layout, lenient=True), job)
 
 
 def measured(schedule: Schedule, summary: Summary, state: RunState, job: JobModel) -> Measured:

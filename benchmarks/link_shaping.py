@@ -83,7 +83,7 @@ async def networks() -> AsyncIterator[tuple[NamespaceLinks, tuple[int, int]]]:
         stdout=asyncio.subprocess.PIPE,
     )
     assert holder.stdout is not None
-    made = Networks.from_json((await holder.stdout.readline()).decode())
+    made = Networks.from_text((await holder.stdout.readline()).decode())
     links = NamespaceLinks(HeldNetworks(ProcessId.of(holder.pid), made), os.urandom(4).hex())
     try:
         yield links, (holder.pid, made.of(LINK[0]).descriptor)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chaos.faults import registry
-from harness.judging.summary import Summary
+from harness.judging.summary import Summary, read_summary
 from harness.store.log import read_events
 from manual.examples import EXAMPLES
 from manual.timeline import Curve, draw
@@ -43,7 +43,7 @@ def take(kind: str, folder: Path) -> str:
     if done.returncode not in _WITH_A_RUN:
         raise RuntimeError(f"{example.command} ended with {done.returncode}:\n{done.stderr}")
     (log,) = folder.glob("runs/*/2*/events.jsonl")
-    return picture(kind, read_events(log)[0], Summary.from_json(json.loads(done.stdout)), log.parent.resolve())
+    return picture(kind, read_events(log)[0], read_summary(json.loads(done.stdout)), log.parent.resolve())
 
 
 def picture(kind: str, events: Sequence[Event], summary: Summary, folder: Path) -> str:

@@ -12,6 +12,7 @@ from typing import Literal
 from harness.analysis.steps import WORK_UNITS
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.system.events import MAIN_JOB, Event
+from mecefo_runtime.system.json_values import from_json
 
 State = Literal["trains", "approximates", "idle", "regroups", "stalled", "gone"]
 Curve = Literal["speed", "loss"]
@@ -121,7 +122,7 @@ def lanes_of(events: Sequence[Event], origin: float, end: float) -> dict[int, tu
     for event in events:
         seconds = event.monotonic_seconds - origin
         if event.kind == "layout" and event.fields.get("layout"):
-            planned = _states(Layout.from_dict(event.fields["layout"]), event.fields["members"])
+            planned = _states(from_json(Layout, event.fields["layout"]), event.fields["members"])
             for rank in planned:
                 lane = changes.setdefault(rank, [])
                 if lane and lane[-1][1] != "gone":

@@ -10,6 +10,7 @@ import pytest
 
 from chaos.errors import EffectNotSeen, InjectionError, NotOurs, TargetNotFound
 from manual.reasons import TABLES, WORDS, page
+from mecefo_runtime.system.json_values import to_json
 from mecefo_runtime.system.reason import Made, Reason, Table
 
 pytestmark = pytest.mark.unit
@@ -204,12 +205,12 @@ def test_a_sentence_is_made_of_code_and_fields_as_json_has_them():
     inner = Reason("plain", rank=3, seconds=2.5, extra=(1, 2), gone=None)
     reason = Reason("made", why=inner, more=2)
     assert TABLE.text(reason) == "rank 3 ended after 2.5 s, and 2 more"
-    assert reason.to_dict() == {
+    assert to_json(reason) == {
         "code": "made",
         "why": {"code": "plain", "rank": 3, "seconds": 2.5, "extra": [1, 2]},
         "more": 2,
     }
-    assert Reason.from_dict(reason.to_dict()) == reason and len({reason, Reason.from_dict(reason.to_dict())}) == 1
+    assert Reason.from_dict(to_json(reason)) == reason and len({reason, Reason.from_dict(to_json(reason))}) == 1
     assert TABLE.text(Reason("other")) == "elsewhere"
 
 

@@ -25,7 +25,7 @@ from benchmarks.frameworks.own_log import (
     steps_repeated,
 )
 from harness.judging.caveat_reasons import caveat_text
-from harness.judging.summary import Summary
+from harness.judging.summary import Summary, read_summary
 from harness.judging.verdict import GATE_FAILED, GATE_UNDECIDED, LOSS_NOT_FINITE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,7 +111,7 @@ def measure(framework: Framework, fault: Fault, out: Path) -> Round:
         reason = f"did not end within {RUN_TIMEOUT_SECONDS:.0f} s"
         return Round("no result", -signal.SIGINT, reason, error=reason)
     try:
-        summary = Summary.from_json(json.loads(told))
+        summary = read_summary(json.loads(told))
     except (ValueError, TypeError):
         reason = why_not_run(said)
         return Round("error", exit_code, reason, error=reason)

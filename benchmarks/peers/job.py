@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.system.json_values import from_json, to_json
 
 JOB_VARIABLE = "PEER_JOB"
 
@@ -35,7 +36,7 @@ class PeerJob:
     def to_environment(self) -> dict[str, str]:
         """The variable from which `from_environment` reads the job again in a process of the peer."""
         values = {
-            "config": self.config.to_dict(),
+            "config": to_json(self.config),
             "victim": self.victim,
             "fault_step": self.fault_step,
             "folder": str(self.folder),
@@ -48,7 +49,7 @@ class PeerJob:
         """The job of this process."""
         values = json.loads(environment[JOB_VARIABLE])
         return cls(
-            JobConfig.from_dict(values["config"]),
+            from_json(JobConfig, values["config"]),
             values["victim"],
             values["fault_step"],
             Path(values["folder"]),

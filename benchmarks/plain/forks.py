@@ -30,6 +30,7 @@ from mecefo_runtime.launch.supervisor import run_supervisor
 from mecefo_runtime.membership.coordinator import run_coordinator
 from mecefo_runtime.model.data import read_corpus
 from mecefo_runtime.system.emitter import Emitter
+from mecefo_runtime.system.json_values import from_json
 from mecefo_runtime.system.process import ProcessId, die_with_parent, keep_only, set_name, start_child
 from mecefo_runtime.system.wire import LOOPBACK
 
@@ -69,7 +70,7 @@ class Forks:
         self._reply({"started": {name: process.pid for name, process in self._children.values()}})
 
     def _start_plain(self, command: Mapping[str, Any], folder: Path) -> None:
-        job, window = JobConfig.from_dict(command["config"]), Window(*command["window"])
+        job, window = from_json(JobConfig, command["config"]), Window(*command["window"])
 
         def train(rank: int) -> int:
             keep_only(())

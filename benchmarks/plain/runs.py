@@ -26,6 +26,7 @@ from mecefo_runtime.comm.messages import StopNode
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.rank_environment import RankEnvironment
 from mecefo_runtime.system.events import MAIN_JOB, Event
+from mecefo_runtime.system.json_values import to_json
 from mecefo_runtime.system.wire import new_token
 
 START_TIMEOUT_SECONDS = 120.0
@@ -156,7 +157,7 @@ async def run_plain(forks: ForkServer, job: JobConfig, window: Window, folder: P
     rendezvous_file(folder).unlink(missing_ok=True)
     command = {
         "command": "plain",
-        "config": job.to_dict(),
+        "config": to_json(job),
         "window": [window.first, window.last],
         "folder": str(folder),
     }

@@ -17,6 +17,7 @@ from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.model.data import checksum, samples_of_step
 from mecefo_runtime.system.events import MAIN_JOB, Event
 from mecefo_runtime.system.job_records import RankFinished
+from mecefo_runtime.system.json_values import from_json
 
 # Sums of float32 in another order; 1.4e-7 has been seen.
 MAX_LOSS_DEVIATION_RATIO = 1e-5
@@ -80,7 +81,7 @@ def check_end(events: Sequence[Event], losses: Sequence[Loss], num_steps: int) -
     """Every rank of the last layout that was not affected since says what it ends with, after the last step."""
     last = max((event for event in events if event.kind == "layout"), key=lambda event: event.monotonic_seconds)
     affected = {rank for loss in losses if loss.monotonic_seconds > last.monotonic_seconds for rank in loss.ranks}
-    expected = Layout.from_dict(last.fields["layout"]).ranks() - affected
+    expected = from_json(Layout, last.fields["layout"], lenient=True).ranks() - affected
     told = {event.rank: event.step for event in events if event.kind == "rank_finished" and event.fields["checksums"]}
     violations = [f"rank {rank} did not finish" for rank in sorted(expected - told.keys())]
     return violations + [f"rank {rank} finished at step {told[rank]}" for rank in told if told[rank] != num_steps]

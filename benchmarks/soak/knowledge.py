@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.json_values import from_json
 from mecefo_runtime.system.process import ProcessId
 
 
@@ -40,7 +41,7 @@ class Knowledge:
                 self.processes[rank] = process
                 self._started[rank] = event.monotonic_seconds
             case "layout":
-                self._formed = Layout.from_dict(event.fields["layout"])
+                self._formed = from_json(Layout, event.fields["layout"], lenient=True)
                 self._formed_seconds = event.monotonic_seconds
             case "regrouped":
                 self._entered, self.members = self._formed, frozenset(event.fields["members"])

@@ -8,7 +8,7 @@ Those of `failslow` are second-hand and were not checked against the papers that
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from random import Random
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -218,10 +218,6 @@ class TimeCompression:
         real = _days_text(self.real_days_per_failure)
         said = f"{self.num_ranks} ranks fail once in {real} at the rate of {self.profile}"
         return said if self.ratio is None else f"{said}; this run was {self.ratio:,.0f} times as fast"
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return asdict(self)
 
 
 def time_compression(

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from chaos.faults.base import OwnedProcess
-from chaos.host.undo_record import LEFT_OUT, UndoRecord
+from chaos.host.undo_record import UndoRecord
 from mecefo_runtime.system.host import Host, this_host
+from mecefo_runtime.system.json_values import LEFT_OUT
 from mecefo_runtime.system.process import ProcessId
 
 

@@ -18,8 +18,9 @@ from typing import Any
 
 from chaos.errors import HealError
 from chaos.host.own_folder import PRIVATE_FILE, PRIVATE_FOLDER, opened, parent_of, single_name, status_in
-from chaos.host.undo_record import LEFT_OUT, UndoRecord
+from chaos.host.undo_record import UndoRecord
 from mecefo_runtime.checkpoint.manifest import MANIFEST, FileRecord, measure
+from mecefo_runtime.system.json_values import LEFT_OUT
 
 _RESTORING = ".restoring-"
 _WHOLE = "whole, by size and CRC-32"

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Literal
 
 from chaos.errors import EnvironmentFailure, HealError
-from chaos.host.undo_record import LEFT_OUT, UndoRecord
+from chaos.host.undo_record import UndoRecord
+from mecefo_runtime.system.json_values import LEFT_OUT
 from mecefo_runtime.system.process import ProcessId
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")

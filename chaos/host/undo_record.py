@@ -12,9 +12,6 @@ from typing import Any, ClassVar, Self
 from chaos.errors import HealError
 from mecefo_runtime.system.json_values import JsonTypeError, from_json, to_json
 
-LEFT_OUT = {"is_left_out_if_none": True}
-"""Metadata of a field that is None, and then not written, where it does not apply."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class UndoRecord:
@@ -29,8 +26,8 @@ class UndoRecord:
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
-        known = ((one, getattr(self, one.name)) for one in dataclasses.fields(self))
-        return {one.name: _plain(value) for one, value in known if value is not None or one.metadata != LEFT_OUT}
+        values: dict[str, Any] = to_json(self)
+        return values
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Self:
@@ -43,9 +40,3 @@ class UndoRecord:
             return from_json(cls, raw)
         except JsonTypeError as error:
             raise HealError(f"the undo record cannot be understood: {error}") from error
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(part) for part in value]
-    return value.to_json() if isinstance(value, UndoRecord) else to_json(value)

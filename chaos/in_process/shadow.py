@@ -216,7 +216,7 @@ class ReplayedOptimizer:
                 reason = reason or ("its step calls the script's closure" if is_closure else str(error))
                 continue
             update = Update(self.parameters, now, affected, clean)
-            found = update.judge(), {"update": update.to_dict()}
+            found = update.judge(), {"update": update.widest_gap()}
             if found[0] != "otherwise":
                 return found
         is_wrong = not all(bool(values.isfinite().all()) for values in (gradient, *self._floats()))
@@ -263,7 +263,7 @@ class Update:
         tolerance = _TOLERANCE_ULPS * torch.finfo(self.actual.dtype).eps * (before.abs() + (actual - before).abs())
         return both_nan | both_same | ((actual - values).abs() <= tolerance)
 
-    def to_dict(self) -> dict[str, Any]:
+    def widest_gap(self) -> dict[str, Any]:
         """The element in which the two differ most, as plain JSON values."""
         gaps = (self.affected.double() - self.clean.double()).abs().nan_to_num(torch.inf, torch.inf)
         most = int(gaps.argmax())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from chaos.experiment.profile import TimeCompression
 from chaos.language.target import ResolvedTarget
 from chaos.language.trigger import Duration, Trigger
+from mecefo_runtime.system.json_values import NOT_WRITTEN, called
 from mecefo_runtime.system.run_records import PlannedIncident
 
 
@@ -81,10 +82,6 @@ class Incident:
             is_optional=self.is_optional,
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values; see `incidents_planned` in docs/reference/events.md."""
-        return self.planned().to_dict()
-
 
 def _shown(value: Any) -> str:
     """The value of a parameter as `-p` takes it."""
@@ -99,17 +96,15 @@ class Plan:
     the profile, by counts, that the job cannot have.
     """
 
-    incidents: tuple[Incident, ...]
-    keys: tuple[str, ...]
+    ALSO_WRITTEN: ClassVar[Mapping[str, str]] = {"incidents": "planned"}
+
+    incidents: tuple[Incident, ...] = field(metadata=NOT_WRITTEN)
+    keys: tuple[str, ...] = field(metadata=NOT_WRITTEN)
     notes: tuple[str, ...] = ()
-    left_out_ratio: float | None = None
+    left_out_ratio: float | None = field(default=None, metadata=called("profile_left_out_ratio"))
     time_compression: TimeCompression | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return {
-            "incidents": [incident.to_dict() for incident in self.incidents],
-            "notes": list(self.notes),
-            "profile_left_out_ratio": self.left_out_ratio,
-            "time_compression": None if self.time_compression is None else self.time_compression.to_dict(),
-        }
+    @property
+    def planned(self) -> tuple[PlannedIncident, ...]:
+        """The incidents as the event `incidents_planned` has them."""
+        return tuple(incident.planned() for incident in self.incidents)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from chaos.errors import ChaosError, HealError
 from chaos.faults import registry
@@ -21,6 +21,7 @@ from chaos.undo.bounds import changed_paths, check_paths, pids, without_processe
 from chaos.undo.ledger import Author, Contents, Entry, Ledger, read_ledger
 from chaos.undo.residue.base import AuditScope
 from chaos.undo.run_registry import OpenRun
+from mecefo_runtime.system.json_values import called
 
 # A watchdog that is at work is given so long before a new run is refused.
 WATCHDOG_PATIENCE_SECONDS = 15.0
@@ -41,11 +42,13 @@ class Undoing:
 class Healed:
     """What `chaos heal` did about one run, or would do: then `undone` and `ended` are what there is to do."""
 
+    ALSO_WRITTEN: ClassVar[Mapping[str, str]] = {"clean": "is_clean"}
+
     run: str
     folder: str
     undone: tuple[Mapping[str, Any], ...] = ()
     failed: tuple[Mapping[str, Any], ...] = ()
-    ended: tuple[Mapping[str, Any], ...] = ()
+    ended: tuple[Mapping[str, Any], ...] = field(default=(), metadata=called("processes_ended"))
     removed: tuple[str, ...] = ()
     left: tuple[Mapping[str, str], ...] = ()
     problems: tuple[str, ...] = ()
@@ -54,20 +57,6 @@ class Healed:
     def is_clean(self) -> bool:
         """Whether nothing of the run is left, as far as can be known."""
         return not (self.failed or self.left or self.problems)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return {
-            "run": self.run,
-            "folder": self.folder,
-            "clean": self.is_clean,
-            "undone": [dict(one) for one in self.undone],
-            "failed": [dict(one) for one in self.failed],
-            "processes_ended": [dict(one) for one in self.ended],
-            "removed": list(self.removed),
-            "left": [dict(one) for one in self.left],
-            "problems": list(self.problems),
-        }
 
 
 def undo_pending(

@@ -31,8 +31,8 @@ from chaos.host.run_processes import is_name, undoing
 from chaos.undo.run_registry import Place, process_from
 from chaos.user_files import bounded_lines
 from mecefo_runtime.system.host import UNKNOWN_HOST, Host
+from mecefo_runtime.system.json_values import loads
 from mecefo_runtime.system.process import ProcessId
-from mecefo_runtime.system.strict_json import loads
 
 Author = Literal["chaos", "watchdog", "heal"]
 State = Literal["prepared", "applied", "lapsed", "struck"]

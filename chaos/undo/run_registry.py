@@ -23,8 +23,8 @@ from chaos.errors import EnvironmentFailure
 from chaos.host.inherited import why
 from chaos.host.run_processes import is_name
 from mecefo_runtime.system.host import Host, machine_digest, this_host
+from mecefo_runtime.system.json_values import loads
 from mecefo_runtime.system.process import ProcessId
-from mecefo_runtime.system.strict_json import loads
 
 STATE_VARIABLE = "CHAOS_STATE"
 _NAME = "mecefo-chaos"

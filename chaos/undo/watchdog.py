@@ -23,6 +23,7 @@ from chaos.faults import registry
 from chaos.undo.heal import heal, undo_pending
 from chaos.undo.ledger import read_ledger
 from chaos.undo.run_registry import OpenRun
+from mecefo_runtime.system.json_values import to_json
 from mecefo_runtime.system.process import ProcessId, set_name
 
 ALIVE, CLEAN, READY = b".", b"clean", b"ready"
@@ -104,7 +105,7 @@ class Watchdog:
         while True:
             try:
                 healed = heal(self._run, "watchdog")
-                _log(f"chaos is dead: {json.dumps(healed.to_dict())}")
+                _log(f"chaos is dead: {json.dumps(to_json(healed))}")
                 if healed.is_clean:
                     return True
             except ChaosError as error:

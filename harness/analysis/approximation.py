@@ -13,6 +13,7 @@ from mecefo_runtime.job.layout import Layout, Span
 from mecefo_runtime.planners import TOLERANCE_RATIO, Approximates, approximates, has_quality
 from mecefo_runtime.planners.mecefo import PROJECTED_LOSS_RATIO
 from mecefo_runtime.system.job_records import LayoutTold, OtherQualityPlanned
+from mecefo_runtime.system.json_values import from_json
 
 Reason = Literal[
     "no_fewer_ranks",
@@ -76,13 +77,6 @@ class Approximation:
     predicted_drop_ratio: float | None = None
     other: OtherQuality | None = None
 
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Approximation:
-        """Read what stands under `approximation` in a summary."""
-        other = raw.get("other")
-        known = {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
-        return cls(**known | {"other": None if other is None else OtherQuality(**other)})
-
 
 class _Epoch(NamedTuple):
     """A layout in which steps were committed, and what the coordinator predicted for its ranks with another quality."""
@@ -140,7 +134,7 @@ def _epochs(
     for step in steps:
         num_steps[step.epoch] = num_steps.get(step.epoch, 0) + 1
     return [
-        _Epoch(told, Layout.from_dict(told.layout or {}), num_steps[epoch], other_of.get(epoch))
+        _Epoch(told, from_json(Layout, told.layout or {}, lenient=True), num_steps[epoch], other_of.get(epoch))
         for epoch, told in by_epoch.items()
         if epoch in num_steps
     ]
@@ -222,7 +216,7 @@ def projected_share_ratio(layouts: Iterable[LayoutTold], steps: Sequence[Committ
 def _share_ratio(
     layouts: Iterable[LayoutTold], steps: Sequence[CommittedStep], count: Callable[[Span], int]
 ) -> float | None:
-    shares = {one.epoch: _share(Layout.from_dict(one.layout), count) for one in layouts if one.layout}
+    shares = {one.epoch: _share(from_json(Layout, one.layout, lenient=True), count) for one in layouts if one.layout}
     known = [shares[step.epoch] for step in steps if step.epoch in shares]
     return sum(known) / len(known) if known else None
 

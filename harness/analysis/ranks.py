@@ -25,6 +25,7 @@ from mecefo_runtime.system.job_records import (
     Rejoined,
     RejoinRequested,
 )
+from mecefo_runtime.system.json_values import from_json
 from mecefo_runtime.system.record import Record
 from mecefo_runtime.system.run_records import Injected, Telemetry, Verified
 
@@ -119,7 +120,7 @@ class Ranks:
             self._mark([rank], RESTARTING)
 
     def _lay_out(self, told: LayoutTold) -> None:
-        replicas = Layout.from_dict(told.layout).replicas if told.layout else ()
+        replicas = from_json(Layout, told.layout, lenient=True).replicas if told.layout else ()
         if told.epoch is not None:
             self.epoch = told.epoch
         if replicas:

@@ -64,7 +64,7 @@ class ForkServer:
     def serve(self) -> None:
         """Until standard input ends."""
         self._selector.register(self._commands, selectors.EVENT_READ)
-        networks = None if self._networks is None else self._networks.to_json()
+        networks = None if self._networks is None else self._networks.to_text()
         self._reply({"reply": "ready", "networks": networks})
         is_first = os.getpid() == 1
         while True:
@@ -234,7 +234,7 @@ def main() -> None:
     replies = os.dup(1)
     os.dup2(2, 1)
     held = os.environ.pop(NETWORKS_VARIABLE, None)
-    ForkServer(0, replies, None if held is None else Networks.from_json(held)).serve()
+    ForkServer(0, replies, None if held is None else Networks.from_text(held)).serve()
 
 
 if __name__ == "__main__":

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, median
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from harness.comparison.figures import NOISE
 from harness.comparison.sample import Sample
 from harness.judging.metrics import METRICS, Metric
+from mecefo_runtime.system.json_values import NOT_WRITTEN, called
 
 Word = Literal["better", "worse", "within noise", "cannot tell", "no data"]
 DEFAULT_TOLERANCE_RATIO = 0.05
@@ -36,15 +37,27 @@ class Change:
     None where nothing tells. `is_deciding`: it counts for the exit code. `why` explains a word that is no judgement.
     """
 
-    figure: Metric
+    ALSO_WRITTEN: ClassVar[Mapping[str, str]] = {"figure": "name", "difference": "difference", "better": "better"}
+
+    figure: Metric = field(metadata=NOT_WRITTEN)
     now: float | None
-    base: float | None
-    num_now: int
-    num_base: int
+    base: float | None = field(metadata=called("baseline"))
+    num_now: int = field(metadata=called("n"))
+    num_base: int = field(metadata=called("baseline_n"))
     band: float | None
     word: Word
-    is_deciding: bool
+    is_deciding: bool = field(metadata=called("decides"))
     why: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of the figure."""
+        return self.figure.name
+
+    @property
+    def better(self) -> str | None:
+        """Which direction is better, `higher` or `lower`; None: neither."""
+        return self.figure.better
 
     @property
     def difference(self) -> float | None:
@@ -56,22 +69,6 @@ class Change:
         """Whether it went the wrong way, and nothing tells that this is not chance."""
         went_up = (self.difference or 0.0) > 0
         return self.word == "cannot tell" and went_up == (self.figure.better == "lower")
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return {
-            "figure": self.figure.name,
-            "word": self.word,
-            "now": self.now,
-            "baseline": self.base,
-            "difference": self.difference,
-            "band": self.band,
-            "n": self.num_now,
-            "baseline_n": self.num_base,
-            "better": self.figure.better,
-            "decides": self.is_deciding,
-            "why": self.why,
-        }
 
 
 def compare(

@@ -23,6 +23,7 @@ from harness.run.execute import execute
 from harness.run.preparation import check
 from harness.store.files import write_whole
 from harness.store.runs import SET_FILE, new_set_folder
+from mecefo_runtime.system.json_values import to_json
 
 FOLDER_OF: dict[Kind, str] = {"comparison": "compare", "repetition": "repeat"}
 REFUSED = "refused"
@@ -154,5 +155,5 @@ class Rounds:
         ]
         name = next((one.experiment.name for one in self._contenders if one.experiment is not None), "nothing")
         found = RunSet(self._kind, name, self._started, self._num_rounds, samples, status)
-        write_whole(self.folder / SET_FILE, json.dumps(found.to_dict(), indent=1) + "\n")
+        write_whole(self.folder / SET_FILE, json.dumps(to_json(found), indent=1) + "\n")
         return found

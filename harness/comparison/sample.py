@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from harness.analysis.words import count
 from harness.comparison.figures import figures_of
 from harness.judging.metrics import METRICS
 from harness.judging.summary import GateResult, Summary
+from mecefo_runtime.system.json_values import FormatError, JsonTypeError, from_json
 
 Kind = Literal["comparison", "repetition"]
 Status = Literal["running", "complete", "partial"]
@@ -61,6 +62,12 @@ class Run:
             num_overlapping_runs=len(summary.overlapping_runs),
         )
 
+    @classmethod
+    def from_older(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        """`raw` without the booleans that an earlier version had among the figures."""
+        figures = {name: value for name, value in raw["figures"].items() if not isinstance(value, bool)}
+        return {**raw, "figures": figures}
+
     @property
     def is_done(self) -> bool:
         """Whether it was run, and nobody stopped it."""
@@ -71,22 +78,6 @@ class Run:
         """Whether its figures count."""
         return self.error is None and (self.verdict_but_gates or self.verdict) in USABLE
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return {
-            "round": self.round,
-            "verdict": self.verdict,
-            "verdict_but_gates": self.verdict_but_gates,
-            "folder": self.folder,
-            "error": self.error,
-            "reasons": list(self.reasons),
-            "gates": [gate.to_json() for gate in self.gates],
-            "figures": dict(self.figures),
-            "dilation_overrun_ratio": self.dilation_overrun_ratio,
-            "ratings": None if self.ratings is None else dict(self.ratings),
-            "num_overlapping_runs": self.num_overlapping_runs,
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -94,6 +85,8 @@ class Sample:
 
     `drawn` is the experiment with the incidents of its first run in place of the schedule; empty where not known.
     """
+
+    ALSO_WRITTEN: ClassVar[Mapping[str, str]] = {"figures": "spreads"}
 
     label: str
     experiment_hash: str | None
@@ -131,22 +124,17 @@ class Sample:
             "values": values,
         }
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values, the spread of each figure with them."""
-        return {
-            "label": self.label,
-            "experiment_hash": self.experiment_hash,
-            "experiment": dict(self.experiment),
-            "drawn": dict(self.drawn),
-            "machine": dict(self.machine),
-            "runs": [run.to_dict() for run in self.runs],
-            "figures": {name: self.spread(name) for name in METRICS},
-        }
+    @property
+    def spreads(self) -> dict[str, dict[str, Any]]:
+        """The spread of each figure."""
+        return {name: self.spread(name) for name in METRICS}
 
 
 @dataclass(frozen=True, slots=True)
 class RunSet:
     """What one command ran: `num_rounds` runs of each sample were asked for, in turn."""
+
+    STORED_FORMAT: ClassVar[str] = FORMAT
 
     kind: Kind
     name: str
@@ -155,63 +143,19 @@ class RunSet:
     samples: Sequence[Sample]
     status: Status = "complete"
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return {
-            "format": FORMAT,
-            "kind": self.kind,
-            "name": self.name,
-            "status": self.status,
-            "started": self.started,
-            "num_rounds": self.num_rounds,
-            "samples": [sample.to_dict() for sample in self.samples],
-        }
-
     @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> RunSet:
-        """Read what `to_dict` wrote.
+    def parse(cls, document: object) -> RunSet:
+        """Read a stored set, which another version may have written.
 
         Raises:
-            NoSet: it is none, or of another version.
+            NoSet: it is none, or of another format.
         """
-        if raw.get("format") != FORMAT:
-            raise NoSet(f"this version cannot read this set of runs: its format is not {FORMAT}")
         try:
-            samples = [
-                Sample(
-                    label=str(sample["label"]),
-                    experiment_hash=sample["experiment_hash"],
-                    experiment=dict(sample["experiment"]),
-                    machine=dict(sample["machine"]),
-                    runs=[_run_from(run) for run in sample["runs"]],
-                    drawn=dict(sample.get("drawn") or {}),
-                )
-                for sample in raw["samples"]
-            ]
-            return cls(raw["kind"], str(raw["name"]), raw["started"], int(raw["num_rounds"]), samples, raw["status"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise NoSet(f"it is a damaged set of runs ({type(error).__name__}: {error})") from error
-
-
-def _run_from(raw: Mapping[str, Any]) -> Run:
-    figures = {
-        str(name): None if value is None else float(value)
-        for name, value in raw["figures"].items()
-        if not isinstance(value, bool)
-    }
-    return Run(
-        verdict=str(raw["verdict"]),
-        figures=figures,
-        folder=raw["folder"],
-        round=int(raw["round"]),
-        reasons=tuple(raw["reasons"]),
-        gates=tuple(GateResult.from_json(gate) for gate in raw["gates"]),
-        error=raw["error"],
-        verdict_but_gates=raw.get("verdict_but_gates"),
-        dilation_overrun_ratio=raw.get("dilation_overrun_ratio"),
-        ratings=raw.get("ratings"),
-        num_overlapping_runs=int(raw.get("num_overlapping_runs") or 0),
-    )
+            return from_json(cls, document, lenient=True)
+        except FormatError as error:
+            raise NoSet(f"this version cannot read this set of runs: {error}") from error
+        except JsonTypeError as error:
+            raise NoSet(f"it is a damaged set of runs ({error})") from error
 
 
 def overlapped_words(sample: Sample, where: str) -> str | None:

@@ -15,7 +15,7 @@ from harness.analysis.state import state_of
 from harness.comparison.same_experiment import drawn_from
 from harness.comparison.sample import NoSet, RunSet, Sample, sample_of
 from harness.judging.stored import judge
-from harness.judging.summary import Summary
+from harness.judging.summary import read_summary
 from harness.store.log import legible
 from harness.store.runs import SET_FILE, find_run
 from mecefo_runtime.system.events import Event
@@ -73,12 +73,12 @@ def _read(path: Path) -> list[Sample]:
         raise UsageError(f"cannot be read as JSON: {error}", path=str(path)) from error
     if isinstance(document, Mapping) and "verdict" in document and "experiment_hash" in document:
         try:
-            return [sample_of(Summary.from_json(document), {}, {}, None)]
+            return [sample_of(read_summary(document), {}, {}, None)]
         except (AttributeError, TypeError, ValueError) as error:
             message = f"is not a summary of a run ({type(error).__name__}: {error})"
             raise UsageError(message, path=str(path)) from error
     try:
-        return list(RunSet.from_dict(document if isinstance(document, Mapping) else {}).samples)
+        return list(RunSet.parse(document).samples)
     except NoSet as error:
         raise UsageError(str(error), path=str(path)) from error
 

@@ -128,7 +128,7 @@ def _against_lines(found: Against, what: str, baseline: str, width: int) -> Iter
         yield from _item(reason, width)
     for note in found.notes:
         yield from _item(note, width, "note: ")
-    for label, changes in found.pairs:
+    for label, changes in ((one.label, one.changes) for one in found.samples):
         is_single = is_of_single_runs(changes)
         num_now, num_base = (max(numbers) for numbers in zip(*((c.num_now, c.num_base) for c in changes), strict=True))
         yield ""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, cast
+from typing import ClassVar, cast
 
 from harness.comparison.change import Change, compare, exit_code, is_of_single_runs
 from harness.comparison.rounds import REFUSED
@@ -15,12 +15,15 @@ from harness.comparison.set_reasons import NO_GATE, median_gate_text, set_text
 from harness.judging.gates import OPERATORS, Gate, GateError
 from harness.judging.summary import GateResult
 from harness.judging.verdict import EXIT_CODES, GATE_FAILED, GATE_UNDECIDED, WORST_FIRST, Outcome
+from mecefo_runtime.system.json_values import FLAT
 from mecefo_runtime.system.reason import Reason
 
 
 @dataclass(frozen=True, slots=True)
 class MedianGate:
     """A gate on the median over runs; `passed` is None where a run has no answer, `why` says how it came to that."""
+
+    ALSO_WRITTEN: ClassVar[Mapping[str, str]] = {"reason": "reason"}
 
     expression: str
     value: float | None
@@ -32,15 +35,12 @@ class MedianGate:
         """In words."""
         return median_gate_text(self.expression, self.why)
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        known = {"expression": self.expression, "value": self.value, "passed": self.passed, "reason": self.reason}
-        return {**known, "why": self.why.to_dict()}
-
 
 @dataclass(frozen=True, slots=True)
 class SetVerdict:
     """`reason_codes` are one for each thing that speaks against it."""
+
+    ALSO_WRITTEN: ClassVar[Mapping[str, str]] = {"reasons": "reasons"}
 
     verdict: str
     exit_code: int
@@ -52,34 +52,22 @@ class SetVerdict:
         """Their sentences."""
         return tuple(map(set_text, self.reason_codes))
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return {
-            "verdict": self.verdict,
-            "exit_code": self.exit_code,
-            "reasons": list(self.reasons),
-            "reason_codes": [reason.to_dict() for reason in self.reason_codes],
-            "gates": [gate.to_dict() for gate in self.gates],
-        }
+
+@dataclass(frozen=True, slots=True)
+class SampleChanges:
+    """The figures of the sample `label` beside those of its baseline."""
+
+    label: str
+    changes: tuple[Change, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """Samples beside those of a baseline, pair by pair, and what that comes to."""
+    """Samples beside those of a baseline, sample by sample, and the verdict over all of them."""
 
-    pairs: tuple[tuple[str, tuple[Change, ...]], ...]
-    verdict: SetVerdict
+    samples: tuple[SampleChanges, ...]
+    verdict: SetVerdict = field(metadata=FLAT)
     notes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return {
-            **self.verdict.to_dict(),
-            "notes": list(self.notes),
-            "samples": [
-                {"label": label, "changes": [change.to_dict() for change in changes]} for label, changes in self.pairs
-            ],
-        }
 
 
 def worst(codes: Sequence[int]) -> int:
@@ -162,7 +150,7 @@ def judge_against(
         return Against((), _verdict([("inconclusive", reason)], reason, ()))
     outcomes: list[tuple[Outcome, Reason]] = []
     notes: list[str] = []
-    judged: list[tuple[str, tuple[Change, ...]]] = []
+    judged: list[SampleChanges] = []
     for now, base in pairs:
         if other := other_experiment(now, base):
             if not anyway:
@@ -174,7 +162,7 @@ def judge_against(
         sides = (overlapped_words(now, "here"), overlapped_words(base, "in the baseline"))
         notes += [words.rstrip(".") for words in sides if words is not None]
         changes = tuple(compare(now, base, deciding, tolerance_ratio))
-        judged.append((now.label, changes))
+        judged.append(SampleChanges(now.label, changes))
         strategy = now.label if len(pairs) > 1 else None
         outcomes += [("fail", _worse(change, strategy)) for change in changes if _is(change, "worse")]
         suspect = [change.figure.name for change in changes if change.is_deciding and change.may_be_worse]

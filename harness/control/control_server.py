@@ -36,9 +36,9 @@ from mecefo_runtime.comm.messages import ToSupervisor
 from mecefo_runtime.system.clocks import CLOCK_VARIABLE, this_clock
 from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.json_values import whole
 from mecefo_runtime.system.process import ForeignProcess, ProcessId
 from mecefo_runtime.system.strangers import BUFFER_BYTES, HELLO_TIMEOUT_SECONDS, Strangers, read_line
-from mecefo_runtime.system.strict_json import whole
 from mecefo_runtime.system.wire import UNIX, Message, WireError, decode, encode, peer_of
 
 _ROOT = 0

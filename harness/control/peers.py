@@ -26,10 +26,10 @@ from mecefo_runtime.system.clocks import (
 from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.system.events import PID_FIELDS, Event, Origin
 from mecefo_runtime.system.host import ForeignPid, Host
+from mecefo_runtime.system.json_values import whole
 from mecefo_runtime.system.process import ProcessId
 from mecefo_runtime.system.run_records import ClockSampled
 from mecefo_runtime.system.strangers import read_line
-from mecefo_runtime.system.strict_json import whole
 from mecefo_runtime.system.wire import CLOCK_ASKED, CLOCK_KNOWN, Message
 
 _SAMPLE_TIMEOUT_SECONDS = 10.0

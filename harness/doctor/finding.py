@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 Outcome = Literal["ok", "missing", "wrong"]
 # In a `Check`: all backends that are installed.
@@ -29,10 +29,6 @@ class Finding:
     def stops(self, backend: str) -> bool:
         """Whether no experiment can run on `backend` for this."""
         return self.outcome != "ok" and backend in self.needed_by
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return asdict(self) | {"needed_by": list(self.needed_by)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,12 @@ The judging uses this table, and so do `chaos gates` and the documentation.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 from mecefo_runtime.job.traits import traits_of
 from mecefo_runtime.planners import stops_on_loss
+from mecefo_runtime.system.json_values import called
 
 Job = Literal["built-in", "restarting", "command"]
 CheckCode = Literal[
@@ -51,14 +52,10 @@ _ALL: tuple[Job, ...] = (*_BUILT_IN, *_COMMAND)
 class Check:
     """`about` is what must hold, `jobs` the kinds of job that are checked, `results` the verdicts it can lead to."""
 
-    code: CheckCode
+    code: CheckCode = field(metadata=called("check"))
     about: str
     jobs: tuple[Job, ...]
-    results: tuple[Result, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return {"check": self.code, "about": self.about, "jobs": list(self.jobs), "verdicts": list(self.results)}
+    results: tuple[Result, ...] = field(metadata=called("verdicts"))
 
 
 CHECKS: tuple[Check, ...] = (

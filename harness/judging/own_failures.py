@@ -15,6 +15,7 @@ from harness.analysis.state import RunState
 from harness.analysis.timeline import Timeline
 from mecefo_runtime.system.command_records import RankRaised
 from mecefo_runtime.system.job_records import JobFailed, ProcessStarted, RankStarted
+from mecefo_runtime.system.json_values import to_json
 from mecefo_runtime.system.reason import Reason
 
 RANK_FAILED = "rank_failed"
@@ -50,7 +51,7 @@ def own_failures(timeline: Timeline) -> Iterator[OwnFailure]:
     if not timeline.is_grouped:
         for one in timeline.ended_ranks:
             if one.incident is None and one.further is not None:
-                yield OwnFailure(Reason(RANK_FAILED, cause=one.cause.to_dict(), why=_further(one.further)))
+                yield OwnFailure(Reason(RANK_FAILED, cause=to_json(one.cause), why=_further(one.further)))
                 # The others are ended with it, or wait for it.
                 return
     missed = timeline.length.missed
@@ -83,7 +84,7 @@ def own_caveats(timeline: Timeline | None) -> list[Reason]:
 
 def _rank_ended(one: EndedRank) -> Reason:
     further = None if one.further is None else _further(one.further)
-    return Reason("rank_ended", cause=one.cause.to_dict(), known=one.is_known or None, further=further)
+    return Reason("rank_ended", cause=to_json(one.cause), known=one.is_known or None, further=further)
 
 
 def _is_caveat(timeline: Timeline, one: EndedRank) -> bool:

@@ -16,8 +16,8 @@ from harness.judging.summary import Summary
 from harness.store.agreement import RUN_STARTED, contradictions_of_files, no_beginning
 from harness.store.log import read_events
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.json_values import loads
 from mecefo_runtime.system.reason import Reason
-from mecefo_runtime.system.strict_json import loads
 
 
 def judge(

@@ -1,29 +1,25 @@
-"""The summary of a run as values; `to_json` is `summary.json`, whose keys are the names of the fields, in their order.
+"""The summary of a run as values. Its JSON is `summary.json`, whose keys are the names of the fields, in their order.
 
 Units stand in the names. What cannot be known is None, never NaN. `harness.judging.summarize` makes one from events.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Any, TypeVar
+from typing import Any, ClassVar
 
 from harness.analysis.approximation import Approximation
 from harness.analysis.overlaps import OverlappingRun
 from harness.analysis.regroups import StateRestore
 from harness.judging.gate_reasons import gate_text
 from harness.judging.units import Unit
-from mecefo_runtime.system.reason import Reason, reason_of
+from mecefo_runtime.system.json_values import LEFT_OUT, from_json
+from mecefo_runtime.system.reason import Reason
 
-_ValueT = TypeVar("_ValueT")
 Seconds = Mapping[str, float | None]
 """By phase (see `MeasuredIncident.phases_seconds`), or by cause (see `accounting.BADPUT_CAUSES`)."""
-LEFT_OUT_IF_EMPTY = {"is_left_out_if_empty": True}
-"""Metadata of a field that few runs have: it is written only where it is not empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +29,8 @@ class GateResult:
     `value` and `threshold` are in base units (ratio, seconds, number, work per second), which `unit` names; `passed` is
     None, inconclusive, when there is no value. `why` is the reason that it did not pass, and `reason` its sentence.
     """
+
+    FINITE_ONLY: ClassVar[bool] = True
 
     expression: str
     value: float | None = None
@@ -47,15 +45,6 @@ class GateResult:
     def left_open(self, why: Reason) -> GateResult:
         """The same without an answer, and why."""
         return replace(self, passed=None, reason=gate_text(why), why=why)
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return _object(self)
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> GateResult:
-        """Read what `to_json` wrote."""
-        return _read(cls, {**raw, "why": reason_of(raw.get("why"))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +112,7 @@ class IncidentSummary:
     diagnosis: NamedCause | None = None
     diagnosis_seconds: float | None = None
     phases_seconds: Seconds = field(default_factory=dict)
-    uncertainty_seconds: Seconds = field(default_factory=dict, metadata=LEFT_OUT_IF_EMPTY)
+    uncertainty_seconds: Seconds = field(default_factory=dict, metadata=LEFT_OUT)
     phase_order_valid: bool = True
     wall_clock_seconds: float | None = None
     productive_seconds: float | None = None
@@ -131,17 +120,6 @@ class IncidentSummary:
     state_restored: StateRestore | None = None
     undecided: str | None = None
     why: Reason | None = None
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> IncidentSummary:
-        """Read an entry of `incidents`."""
-        said, restored = raw.get("diagnosis"), raw.get("state_restored")
-        nested = {
-            "diagnosis": None if said is None else _read(NamedCause, said),
-            "state_restored": None if restored is None else _read(StateRestore, restored),
-            "why": reason_of(raw.get("why")),
-        }
-        return _read(cls, {**raw, **nested})
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +155,6 @@ class Emulated:
             step_seconds=None if step_seconds is None else step_seconds / scale,
         )
 
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Emulated:
-        """Read what stands under `emulated`."""
-        key = "throughput_tokens_per_second"
-        return _read(cls, {**raw, key: _read(Throughput, raw.get(key) or {})})
-
 
 @dataclass(frozen=True, slots=True)
 class UnplannedLossSummary:
@@ -200,7 +172,7 @@ class UnplannedLossSummary:
     mixed_with: tuple[int, ...] = ()
     pids: tuple[int, ...] = ()
     attempts: tuple[int, ...] = ()
-    uncertainty_seconds: Seconds = field(default_factory=dict, metadata=LEFT_OUT_IF_EMPTY)
+    uncertainty_seconds: Seconds = field(default_factory=dict, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +182,8 @@ class Summary:
     `reason_codes` are the reasons of the verdict, and `reasons` their sentences, in the same order; so are
     `caveat_codes` and `caveats`. A summary of an earlier version has the sentences alone.
     """
+
+    FINITE_ONLY: ClassVar[bool] = True
 
     name: str | None = None
     verdict: str = "inconclusive"
@@ -308,66 +282,11 @@ class Summary:
         pairs = zip_longest(self.reason_codes[: len(self.reasons)], self.reasons)
         return tuple((code, sentence) for code, sentence in pairs if code is None or not is_left_out(code))
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain JSON values: no tuples, no NaN, no infinity."""
-        return _object(self)
 
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Summary:
-        """Read a `summary.json`. What another version does not have keeps its default; what it has beside is left out.
+def read_summary(raw: object) -> Summary:
+    """Read a `summary.json`, which another version may have written.
 
-        Raises:
-            TypeError, ValueError: it is no summary.
-        """
-        incidents = tuple(IncidentSummary.from_json(incident) for incident in raw.get("incidents") or ())
-        losses = tuple(_read(UnplannedLossSummary, loss) for loss in raw.get("unplanned_losses") or ())
-        restores = tuple(_read(StateRestore, restore) for restore in raw.get("state_restores") or ())
-        emulated = None if raw.get("emulated") is None else Emulated.from_json(raw["emulated"])
-        gates = tuple(GateResult.from_json(gate) for gate in raw.get("gates") or ())
-        speeds = {
-            key: _read(Throughput, raw.get(key) or {})
-            for key in ("throughput_per_second", "throughput_tokens_per_second")
-        }
-        said = raw.get("approximation")
-        nested = {
-            **speeds,
-            "emulated": emulated,
-            "state_restores": restores,
-            "approximation": None if said is None else Approximation.from_json(said),
-            "reason_codes": _reasons(raw.get("reason_codes")),
-            "caveat_codes": _reasons(raw.get("caveat_codes")),
-            "no_restart": reason_of(raw.get("no_restart")),
-            "overlapping_runs": tuple(_read(OverlappingRun, one) for one in raw.get("overlapping_runs") or ()),
-        }
-        return _read(cls, {**raw, **nested, "incidents": incidents, "unplanned_losses": losses, "gates": gates})
-
-
-def _read(kind: type[_ValueT], raw: Mapping[str, Any]) -> _ValueT:
-    names = {one.name for one in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    return kind(
-        **{key: tuple(value) if isinstance(value, list) else value for key, value in raw.items() if key in names}
-    )
-
-
-def _reasons(raw: Any) -> tuple[Reason, ...]:
-    """Those of a summary; none of one of an earlier version."""
-    return tuple(reason for one in raw or () if (reason := reason_of(one)) is not None)
-
-
-def _object(value: Any) -> dict[str, Any]:
-    known = ((one, getattr(value, one.name)) for one in dataclasses.fields(value))
-    return {one.name: _plain(part) for one, part in known if part or one.metadata != LEFT_OUT_IF_EMPTY}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(part) for part in value]
-    if isinstance(value, Reason):
-        return value.to_dict()
-    if dataclasses.is_dataclass(value):
-        return _object(value)
-    return value if value is None or isinstance(value, str | int | bool) else str(value)
+    Raises:
+        ValueError: it is no summary.
+    """
+    return from_json(Summary, raw, lenient=True)

@@ -27,6 +27,7 @@ from harness.judging.verdict_reasons import verdict_text
 from mecefo_runtime.system.events import MAIN_JOB
 from mecefo_runtime.system.host import pid_of
 from mecefo_runtime.system.job_records import JobFailed, ProcessStarted, RankFinished
+from mecefo_runtime.system.json_values import from_json, to_json
 from mecefo_runtime.system.reason import Reason, reason_of
 from mecefo_runtime.system.run_records import (
     Aborted,
@@ -182,7 +183,7 @@ def _ending(
 def _readable(cause: Mapping[str, object] | None) -> Reason | None:
     """The cause that a log has; None where it is none, as in a damaged one."""
     with suppress(TypeError, ValueError):
-        return None if cause is None else reason_of(FailureCause.from_dict(cause).to_dict())
+        return None if cause is None else reason_of(to_json(from_json(FailureCause, cause, lenient=True)))
     return None
 
 

@@ -21,7 +21,7 @@ def main() -> None:
         print(f"networks cannot be made: {error}", file=sys.stderr)
         sys.exit(1)
     command = sys.argv[4:]
-    os.execvpe(command[0], command, {**os.environ, NETWORKS_VARIABLE: networks.to_json()})
+    os.execvpe(command[0], command, {**os.environ, NETWORKS_VARIABLE: networks.to_text()})
 
 
 if __name__ == "__main__":

@@ -38,13 +38,13 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
     if os.getppid() != parent:
         sys.exit(1)
-    os.write(told, networks.to_json().encode())
+    os.write(told, networks.to_text().encode())
     os.close(told)
     if not os.read(go, 1):
         sys.exit(1)
     os.close(go)
     command = sys.argv[7:]
-    environment = {**os.environ, NETWORKS_VARIABLE: networks.to_json(), HOLDER_VARIABLE: str(os.getpid())}
+    environment = {**os.environ, NETWORKS_VARIABLE: networks.to_text(), HOLDER_VARIABLE: str(os.getpid())}
     give_back_open_files(open_files)
     try:
         os.execvpe(command[0], command, environment)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from chaos.host.join_network import NETWORKS_VARIABLE as NETWORKS_VARIABLE
+from mecefo_runtime.system.json_values import from_json, to_json
 from mecefo_runtime.system.own_network import OwnNetwork
 from mecefo_runtime.system.process import ProcessId
 
@@ -45,6 +45,15 @@ class Networks:
 
     by_name: Mapping[str, OwnNetwork]
 
+    def to_text(self) -> str:
+        """As text for another process of this version."""
+        return json.dumps(to_json(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Networks:
+        """Read what `to_text` wrote."""
+        return from_json(cls, json.loads(text))
+
     @property
     def coordinator(self) -> OwnNetwork:
         """The coordinator's network."""
@@ -66,16 +75,6 @@ class Networks:
         """What `of` takes: ranks as numbers."""
         prefix = "rank-"
         return tuple(int(name.removeprefix(prefix)) if name.startswith(prefix) else name for name in self.by_name)
-
-    def to_json(self) -> str:
-        """As text for another process."""
-        return json.dumps({name: [own.descriptor, own.address] for name, own in self.by_name.items()})
-
-    @classmethod
-    def from_json(cls, text: str) -> Networks:
-        """Read what `to_json` wrote."""
-        raw: dict[str, Any] = json.loads(text)
-        return cls({name: OwnNetwork(int(descriptor), str(address)) for name, (descriptor, address) in raw.items()})
 
 
 @dataclass(frozen=True, slots=True)

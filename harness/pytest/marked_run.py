@@ -27,7 +27,7 @@ from chaos.host.run_files import EVENTS_FILE, SUMMARY_FILE
 from harness.analysis.words import one_line
 from harness.judging.early_end import check_gates
 from harness.judging.gates import GateError
-from harness.judging.summary import Summary
+from harness.judging.summary import Summary, read_summary
 from harness.report import wording
 from harness.report.reproduction import reproduction
 from harness.store.log import read_events
@@ -109,7 +109,7 @@ class MarkedRun:
         except OSError as error:
             pytest.fail(f"the run could not be made in {out}: {error.strerror}", pytrace=False)
         item.add_report_section("call", "chaos run", self._report)
-        figures = Summary.from_json(self.summary)
+        figures = read_summary(self.summary)
         item.user_properties.extend(_properties(figures, self.folder))
         if said.get("check", True) and self.verdict != "pass":
             pytest.fail(_failure(figures, self.folder), pytrace=False)

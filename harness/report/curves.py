@@ -23,6 +23,7 @@ from mecefo_runtime.system.job_records import (
     Rejoined,
     Restarting,
 )
+from mecefo_runtime.system.json_values import from_json
 from mecefo_runtime.system.record import Record
 from mecefo_runtime.system.run_records import Injected, OfIncident, RepairStarted
 
@@ -215,7 +216,7 @@ def _marks(state: RunState, curves: Curves) -> tuple[Mark, ...]:
 
 def _layer_lanes(state: RunState) -> dict[int, tuple[Holding, ...]]:
     """What each rank held, by the layouts that came to be active: a layout is from its regroup to the next layout."""
-    layouts = [(told, Layout.from_dict(told.layout)) for told in state.of(LayoutTold) if told.layout]
+    layouts = [(told, from_json(Layout, told.layout, lenient=True)) for told in state.of(LayoutTold) if told.layout]
     if not layouts:
         return {}
     begin, end = state.timeline.started_seconds, state.timeline.ended_seconds

@@ -36,6 +36,8 @@ from harness.run.ratings import keep_ratings, kept_ratings, with_ratings
 from harness.store.files import write_whole
 from harness.store.runs import new_run_folder
 from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.system.devices import DeviceError, require_device
+from mecefo_runtime.system.json_values import to_json
 from mecefo_runtime.system.reason import Reason
 
 REPORT_FILE = "report.html"
@@ -127,7 +129,7 @@ def write_reports(folder: Path) -> Summary:
     """
     summary, events = judge(folder)
     files: dict[str, str] = {
-        SUMMARY_FILE: json.dumps(summary.to_json(), indent=2) + "\n",
+        SUMMARY_FILE: json.dumps(to_json(summary), indent=2) + "\n",
         REPORT_FILE: html.page(summary, events, folder=folder, environment=os.environ),
     }
     problems: list[Reason] = []

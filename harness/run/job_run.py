@@ -17,6 +17,7 @@ from mecefo_runtime.system.dilation import NO_DILATION
 from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.job_records import JobEnded, JobFailed, JobStarted, StepCommitted
+from mecefo_runtime.system.json_values import to_json
 from mecefo_runtime.system.reason import Reason
 
 # A job that commits nothing for this long, and for this many times its usual step, hangs.
@@ -155,7 +156,7 @@ def job_started(job: AnyConfig) -> JobStarted:
         tokens_per_step=job.emulated_tokens(job.tokens_per_step),
         samples_per_step=job.samples_per_step,
         dilation_ratio=job.dilation_ratio,
-        emulation=job.to_dict()["emulation"],
+        emulation=to_json(job)["emulation"],
         snapshots=None if job.snapshots is None else str(job.snapshots),
         spares=job.spares,
     )

@@ -23,6 +23,7 @@ from harness.store.files import write_whole
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.prediction.device_model import rescaled
+from mecefo_runtime.system.json_values import from_json
 
 KEPT_FILE = "ratings.json"
 _MAX_KEPT = 50
@@ -93,7 +94,7 @@ def with_ratings(job: AnyConfig, ratings: Mapping[str, Any] | None) -> AnyConfig
     if job.ratings is not None:
         return job
     try:
-        costs = Costs.from_dict(ratings["costs"])
+        costs = from_json(Costs, ratings["costs"])
     except (KeyError, TypeError, ValueError):
         # Of another version, or edited by hand.
         return job

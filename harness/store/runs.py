@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 
@@ -31,8 +31,8 @@ from harness.store.doubt_reasons import doubt_text
 from harness.store.log import BREAKDOWNS
 from mecefo_runtime.system.events import MAIN_JOB, Event
 from mecefo_runtime.system.host import this_host
+from mecefo_runtime.system.json_values import MAX_WHOLE, loads
 from mecefo_runtime.system.reason import Reason
-from mecefo_runtime.system.strict_json import MAX_WHOLE, loads
 
 SET_FILE = "set.json"
 LATEST = "latest"
@@ -67,6 +67,8 @@ class RunEntry:
     `reason` the first one of the verdict. Both are empty if unknown.
     """
 
+    ALSO_WRITTEN: ClassVar[Mapping[str, str]] = {"reference": "reference"}
+
     name: str
     started: datetime | None
     verdict: str
@@ -80,20 +82,6 @@ class RunEntry:
     def reference(self) -> str:
         """What `find_run` takes to find this run again."""
         return f"{self.name}/{self.path.name}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values; `started` in ISO 8601, UTC."""
-        return {
-            "reference": self.reference,
-            "name": self.name,
-            "started": self.started.isoformat() if self.started else None,
-            "verdict": self.verdict,
-            "steps": self.steps,
-            "fault": self.fault,
-            "path": str(self.path),
-            "job": self.job,
-            "reason": self.reason,
-        }
 
 
 def safe_name(name: str) -> str:

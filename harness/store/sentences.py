@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.json_values import to_json
 from mecefo_runtime.system.reason import Reason
 
 _NEVER_FIRED, _NOT_ALLOWED = "never fired: ", "not fired: "
@@ -184,7 +185,7 @@ def with_code(event: Event) -> Event:
     """The event as this version writes it: with `why`, the reason and its code, in addition to the sentence."""
     if event.kind not in _KINDS or "why" in event.fields or not isinstance(event.fields.get("reason"), str):
         return event
-    return replace(event, fields={**event.fields, "why": _reason(event.kind, event.fields).to_dict()})
+    return replace(event, fields={**event.fields, "why": to_json(_reason(event.kind, event.fields))})
 
 
 def _reason(kind: str, fields: Mapping[str, Any]) -> Reason:

@@ -12,6 +12,7 @@ from chaos.errors import EnvironmentFailure, UsageError, nearest
 from chaos.user_files import write_output
 from mecefo_chaos.cli.shared.options import JSON_OPTION, FileToWrite
 from mecefo_chaos.cli.shared.output import print_as_is, print_json, print_text
+from mecefo_runtime.system.json_values import to_json
 
 if TYPE_CHECKING:
     from mecefo_runtime.prediction.device_model import DeviceModel
@@ -97,7 +98,7 @@ def calibrate(
     except OSError as error:
         raise EnvironmentFailure(f"{out} cannot be written: {error.strerror}") from None
     if as_json:
-        print_json(table.to_dict())
+        print_json(to_json(table))
     else:
         print_text(_told(table))
         print_as_is(f"chaos run kill-process --at step=30 --device-model {out}")

@@ -20,6 +20,8 @@ from mecefo_chaos.cli.shared.experiment_options import CommandOfAnExperiment, re
 from mecefo_chaos.cli.shared.grouped import option
 from mecefo_chaos.cli.shared.options import JSON_OPTION, OUT_OPTION, FileToWrite
 from mecefo_chaos.cli.shared.output import echo, is_for_github, print_as_is, print_json
+from mecefo_chaos.cli.shared.said import read_experiment
+from mecefo_runtime.system.json_values import to_json
 
 if TYPE_CHECKING:
     from chaos.experiment.experiment import Experiment
@@ -204,7 +206,7 @@ def compare_with_baseline(
     if csv_file is not None:
         _write_csv(csv_file, {reference: samples, baseline: find_samples(out, baseline)})
     if as_json:
-        print_json({"run": reference, "baseline": baseline, **against.to_dict()})
+        print_json({"run": reference, "baseline": baseline, **to_json(against)})
     else:
         from harness.comparison.text import against_lines
 
@@ -253,8 +255,8 @@ def _report(found: RunSet, verdict: SetVerdict, folder: Path, as_json: bool, aga
 
     write_pages(found, verdict, folder)
     if as_json:
-        document = {**found.to_dict(), **verdict.to_dict(), "folder": str(folder)}
-        print_json(document | ({} if against is None else {"against_baseline": against.to_dict()}))
+        document = {**to_json(found), **to_json(verdict), "folder": str(folder)}
+        print_json(document | ({} if against is None else {"against_baseline": to_json(against)}))
     else:
         unicode = (sys.stdout.encoding or "").lower().startswith("utf")
         print_as_is("\n".join(set_lines(found, verdict, folder, unicode=unicode, width=columns())))

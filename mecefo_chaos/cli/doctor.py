@@ -15,6 +15,7 @@ from chaos.plugins import DEFAULT_BACKEND
 from mecefo_chaos.cli.shared.backend_name import BackendName
 from mecefo_chaos.cli.shared.options import JSON_OPTION, OUT_OPTION
 from mecefo_chaos.cli.shared.output import print_json, print_text, standard_output
+from mecefo_runtime.system.json_values import to_json
 
 if TYPE_CHECKING:
     from harness.doctor.finding import Finding
@@ -54,7 +55,7 @@ def doctor(backend: str, image: str | None, out: Path, as_json: bool) -> int:
                 click.echo(_told(finding))
     stopping = [finding.name for finding in findings if finding.stops(backend)]
     if as_json:
-        document = {"backend": backend, "usable": not stopping, "checks": [finding.to_dict() for finding in findings]}
+        document = {"backend": backend, "usable": not stopping, "checks": [to_json(finding) for finding in findings]}
         print_json(document)
     else:
         print_text("\n" + _conclusion(backend, findings))

@@ -79,7 +79,7 @@ def forecast(
 
         write_whole(page, render(found))
     if as_json:
-        print_json(found.to_dict())
+        print_json(found.document())
     else:
         from mecefo_chaos.studies.forecast.text import to_text
 

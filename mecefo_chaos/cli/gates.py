@@ -13,6 +13,7 @@ from chaos.host.terminal import beside, text_columns, wrap
 from mecefo_chaos.cli.shared import completing
 from mecefo_chaos.cli.shared.options import JSON_OPTION
 from mecefo_chaos.cli.shared.output import print_as_is, print_json, print_text
+from mecefo_runtime.system.json_values import to_json
 
 if TYPE_CHECKING:
     from harness.judging.gates import Gate
@@ -89,7 +90,7 @@ def _vocabulary() -> dict[str, Any]:
         "always": list(GATES["built-in"]),
         "jobs": dict(JOBS),
         "always_of_job": {job: list(expressions) for job, expressions in GATES.items()},
-        "checks": [check.to_dict() for check in CHECKS],
+        "checks": [to_json(check) for check in CHECKS],
         "metrics": _metrics(),
     }
 

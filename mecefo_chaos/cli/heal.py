@@ -16,6 +16,7 @@ from chaos.errors import ChaosError, HealError, UsageError
 from mecefo_chaos.cli.shared import completing
 from mecefo_chaos.cli.shared.options import JSON_OPTION, OUT_OPTION
 from mecefo_chaos.cli.shared.output import echo, print_json, print_text
+from mecefo_runtime.system.json_values import to_json
 
 if TYPE_CHECKING:
     from chaos.undo.heal import Healed
@@ -50,7 +51,7 @@ def heal(reference: str | None, out: Path, as_json: bool, dry_run: bool, is_conf
     if as_json:
         print_json(
             {
-                "runs": [one.to_dict() for one in results],
+                "runs": [to_json(one) for one in results],
                 "unreadable": [str(path) for path in unreadable],
                 "targets_removed": targets,
             }

@@ -13,6 +13,7 @@ from mecefo_chaos.cli.shared.options import JSON_OPTION, OUT_OPTION, FileToWrite
 from mecefo_chaos.cli.shared.output import echo, print_as_is, print_json, print_report
 from mecefo_chaos.cli.shared.pages import write_page, write_pictures
 from mecefo_chaos.cli.shared.stored import read_run
+from mecefo_runtime.system.json_values import to_json
 
 
 @click.command()
@@ -45,7 +46,7 @@ def runs(out: Path, as_json: bool) -> int:
 
     entries = list_runs(out)
     if as_json:
-        print_json([entry.to_dict() for entry in entries])
+        print_json([to_json(entry) for entry in entries])
         return 0
     if not entries:
         echo(f"no runs in {out}: `chaos run kill-node --at step=500` makes one")

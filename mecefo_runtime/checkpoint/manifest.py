@@ -6,7 +6,6 @@ CRC-32 of its own content closes it. Imports no torch.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import zlib
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from mecefo_runtime.job.config import JobConfig, ModelConfig
+from mecefo_runtime.system.json_values import from_json, to_json
 
 MANIFEST = "unit.json"
 FORMAT = "mecefo-unit"
@@ -70,18 +70,9 @@ class Identity:
         order = DataOrder(config.seed, config.samples_per_step, config.sequence_length, zlib.crc32(text))
         return cls(config.model, order)
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Identity:
-        """Read what `to_dict` wrote."""
-        return cls(ModelConfig(**raw["model"]), None if raw["data"] is None else DataOrder(**raw["data"]))
-
     def difference(self, other: Identity) -> str | None:
         """Why `other` cannot continue from this checkpoint, as `NAME is X, not Y`; None when it can."""
-        ours, theirs = self.to_dict(), other.to_dict()
+        ours, theirs = to_json(self), to_json(other)
         for part in ("model", "data"):
             if ours[part] is None or theirs[part] is None:
                 continue
@@ -134,9 +125,9 @@ class Manifest:
             "unit": self.unit,
             "step": self.stamp.step,
             "lineage": self.stamp.lineage,
-            "identity": self.stamp.identity.to_dict(),
+            "identity": to_json(self.stamp.identity),
             "state_crc32": self.state_crc32,
-            "files": {name: dataclasses.asdict(record) for name, record in sorted(self.files.items())},
+            "files": {name: to_json(record) for name, record in sorted(self.files.items())},
         }
         return _closed(content)
 
@@ -167,9 +158,9 @@ class Manifest:
                 raise CheckpointCorrupt(path, "files of its own folder", outside[0])
             return cls(
                 unit=raw["unit"],
-                stamp=Stamp(raw["step"], raw["lineage"], Identity.from_dict(raw["identity"])),
+                stamp=Stamp(raw["step"], raw["lineage"], from_json(Identity, raw["identity"])),
                 state_crc32=raw["state_crc32"],
-                files={name: FileRecord(**record) for name, record in raw["files"].items()},
+                files={name: from_json(FileRecord, record) for name, record in raw["files"].items()},
             )
         except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
             raise CheckpointCorrupt(path, expected, f"{len(content)} bytes that are none ({error})") from None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +24,3 @@ class Assignment:
     def holders(self, shard_type: int) -> frozenset[int]:
         """The replicas that hold it."""
         return frozenset(replica for replica, stack in enumerate(self.orders) if shard_type in stack)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return {"orders": [list(stack) for stack in self.orders], "depth": self.depth, "counted": list(self.counted)}
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Assignment:
-        """Read what `to_dict` wrote."""
-        return cls(tuple(tuple(stack) for stack in raw["orders"]), raw["depth"], tuple(raw["counted"]))

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.emulation import Emulation
 from mecefo_runtime.job.layout import Cluster
-from mecefo_runtime.job.link import Link, Links
+from mecefo_runtime.job.link import Links
 from mecefo_runtime.job.protection import Protection
 from mecefo_runtime.job.setting import INLINE, REQUIRED, Option, check_limits, setting
 from mecefo_runtime.job.traits import OF_RUNTIME, JobTraits
@@ -572,29 +572,3 @@ class JobConfig(JobSettings):
     def tokens_per_step(self) -> int:
         """Predicted tokens of one step over all replicas."""
         return self.samples_per_step * self.sequence_length
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> JobConfig:
-        """Read what `to_dict` wrote."""
-        values = dict(raw)
-        values["model"] = ModelConfig(**values["model"])
-        values["approximation"] = ApproximationConfig(**values["approximation"])
-        values["health"] = HealthConfig(**values["health"])
-        if values["checkpoint"] is not None:
-            values["checkpoint"] = CheckpointConfig(**values["checkpoint"])
-        # Logs of earlier versions do not have it.
-        if values.get("snapshots") is not None:
-            values["snapshots"] = SnapshotConfig(**values["snapshots"])
-        values["betas"] = tuple(values["betas"])
-        if values["ratings"] is not None:
-            values["ratings"] = Costs.from_dict(values["ratings"])
-        if values["links"] is not None:
-            between, inside = (values["links"][name] for name in ("between_nodes", "inside_node"))
-            values["links"] = Links(Link(**between), None if inside is None else Link(**inside))
-        if values["emulation"] is not None:
-            values["emulation"] = Emulation(**values["emulation"])
-        return cls(**values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from statistics import median
 from typing import Any
 
@@ -70,6 +70,17 @@ class Costs:
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} must be positive and finite, not {value}")
 
+    @classmethod
+    def from_older(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        """`raw` as it is written since there is full recomputation.
+
+        Before, the down projection is taken to cost half of what gate and up do together, which are as large each.
+        """
+        recomputed, degraded = raw.get("recomputed_backward_seconds"), raw.get("degraded_backward_seconds")
+        if "fully_recomputed_backward_seconds" in raw or recomputed is None or degraded is None:
+            return raw
+        return {**raw, "fully_recomputed_backward_seconds": recomputed + max(0.0, recomputed - degraded) / 2}
+
     @property
     def layer_seconds(self) -> float:
         """Forward and backward pass of a layer that runs exactly."""
@@ -110,26 +121,10 @@ class Costs:
         """The time of a layer at the end of a step on the slowest rank: reduction and optimizer."""
         return self.layer_update_seconds + (self.layer_reduction_seconds or 0.0)
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return asdict(self)
-
     def scaled(self, ratio: float) -> Costs:
         """The costs of a device that takes `ratio` times as long to compute."""
         seconds = {field.name: getattr(self, field.name) for field in fields(self) if field.name.endswith("_seconds")}
         return replace(self, **{name: ratio * value for name, value in seconds.items() if value is not None})
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Costs:
-        """Read what `to_dict` wrote, also before there was full recomputation.
-
-        Then the down projection is taken to cost half of what gate and up do together, which are as large each.
-        """
-        values = dict(raw)
-        if "fully_recomputed_backward_seconds" not in values:
-            recomputed, degraded = values["recomputed_backward_seconds"], values["degraded_backward_seconds"]
-            values["fully_recomputed_backward_seconds"] = recomputed + max(0.0, recomputed - degraded) / 2
-        return cls(**values)
 
 
 def median_costs(costs: Sequence[Costs]) -> Costs:

@@ -8,15 +8,15 @@ layers only: the embedding goes with the holder of layer 0 and the head with the
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
 from math import lcm
-from typing import Any
 
 from mecefo_runtime.job.assignment import Assignment
 from mecefo_runtime.job.share import WHOLE, Share
+from mecefo_runtime.system.json_values import LEFT_OUT
 
 EMBEDDING = "embedding"
 HEAD = "head"
@@ -148,7 +148,7 @@ class Layout:
     num_layers: int
     replicas: tuple[Replica, ...]
     stand_ins: tuple[tuple[int, int], ...] = ()
-    assignment: Assignment | None = None
+    assignment: Assignment | None = field(default=None, metadata=LEFT_OUT)
 
     @property
     def num_microbatches(self) -> int:
@@ -244,62 +244,6 @@ class Layout:
             raise LayoutError("a microbatch of the step is not computed exactly once")
         if any(len(own) != replica.num_microbatches for own, replica in zip(computed, self.replicas, strict=True)):
             raise LayoutError("a replica computes another number of microbatches than it has")
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return {
-            "num_layers": self.num_layers,
-            "stand_ins": [list(pair) for pair in self.stand_ins],
-            **({} if self.assignment is None else {"assignment": self.assignment.to_dict()}),
-            "replicas": [
-                {
-                    "replica": replica.replica,
-                    "num_microbatches": replica.num_microbatches,
-                    "spans": [
-                        {
-                            "rank": s.rank,
-                            "first": s.first,
-                            "end": s.end,
-                            "degraded": sorted(s.degraded),
-                            "recomputed": sorted(s.recomputed),
-                            "recomputes_fully": s.recomputes_fully,
-                            "projected": sorted(s.projected),
-                        }
-                        for s in replica.spans
-                    ],
-                }
-                for replica in self.replicas
-            ],
-        }
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Layout:
-        """Read what `to_dict` wrote, also before there was full recomputation."""
-        return cls(
-            num_layers=raw["num_layers"],
-            stand_ins=tuple((place, rank) for place, rank in raw.get("stand_ins", ())),
-            assignment=Assignment.from_dict(raw["assignment"]) if "assignment" in raw else None,
-            replicas=tuple(
-                Replica(
-                    replica=r["replica"],
-                    num_microbatches=r["num_microbatches"],
-                    spans=tuple(
-                        Span(
-                            rank=s["rank"],
-                            first=s["first"],
-                            end=s["end"],
-                            degraded=frozenset(s["degraded"]),
-                            recomputed=frozenset(s["recomputed"]),
-                            # Logs of earlier versions do not have these.
-                            recomputes_fully=s.get("recomputes_fully", False),
-                            projected=frozenset(s.get("projected", ())),
-                        )
-                        for s in r["spans"]
-                    ),
-                )
-                for r in raw["replicas"]
-            ),
-        )
 
 
 @lru_cache(maxsize=8)

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.system.events import MAIN_JOB
+from mecefo_runtime.system.json_values import from_json, to_json
 from mecefo_runtime.system.wire import LOOPBACK
 
 # Set by every launcher, not by us alone.
@@ -59,12 +60,12 @@ class RankEnvironment:
         values: dict[str, Any] = {name: variables[one] for name, one in _WORDS.items() if one in variables}
         values |= {name: int(variables[one]) for name, one in _NUMBERS.items() if variables.get(one)}
         if job is None:
-            job = JobConfig.from_dict(json.loads(variables[_JOB]))
+            job = from_json(JobConfig, json.loads(variables[_JOB]))
         return replace(cls(job), **values)
 
     def variables(self) -> dict[str, str]:
         """The variables; what has its default is left out."""
-        found = {_JOB: json.dumps(self.job.to_dict())}
+        found = {_JOB: json.dumps(to_json(self.job))}
         for name, variable in (*_WORDS.items(), *_NUMBERS.items()):
             value = getattr(self, name)
             if value != _DEFAULTS[name]:

@@ -13,6 +13,7 @@ from mecefo_runtime.prediction.step_time import step_seconds
 from mecefo_runtime.recovery.regroup import RegroupPlan
 from mecefo_runtime.system.devices import choose_way
 from mecefo_runtime.system.job_records import LayoutTold
+from mecefo_runtime.system.json_values import to_json
 
 
 def form_message(
@@ -65,7 +66,7 @@ def layout_event(plan: RegroupPlan, cluster: Cluster, costs: Costs, form: Form) 
         reason=form.reason,
         group_backend=form.device_way,
         members=plan.members,
-        layout=plan.layout.to_dict(),
+        layout=to_json(plan.layout),
         degraded_layers=plan.layout.num_degraded_layers,
         projected_layers=plan.layout.num_projected_layers,
         projected_saved_ratio=costs.projected_saved_seconds / costs.layer_seconds,

@@ -42,6 +42,7 @@ from mecefo_runtime.system.job_records import (
     Rejoined,
     SnapshotRestored,
 )
+from mecefo_runtime.system.json_values import to_json
 from mecefo_runtime.system.run_records import Warned
 
 DRAIN = "drain"
@@ -412,4 +413,4 @@ class Epochs:
             self._connected.agree_on(agreed)
         if is_first:
             origin = self._rules.rating_origin.given()
-            self._effects.emit(RatingsAgreed(**origin, costs=self._known_costs.to_dict()))
+            self._effects.emit(RatingsAgreed(**origin, costs=to_json(self._known_costs)))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 from mecefo_runtime.job.config import PRESETS, JobConfig, ModelConfig
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.emulation import Emulation
 from mecefo_runtime.job.link import Links
 from mecefo_runtime.prediction.step_time import reducing_over
-from mecefo_runtime.system.json_values import JsonTypeError, from_json, to_json
+from mecefo_runtime.system.json_values import FormatError, JsonTypeError, from_json, to_json
 
 FORMAT = "chaos device model 1"
 
@@ -41,6 +41,8 @@ class DeviceModel:
     Raises:
         DeviceModelError: there is no such preset, or a figure is impossible.
     """
+
+    STORED_FORMAT: ClassVar[str] = FORMAT
 
     name: str
     provenance: Literal["measured", "predicted"]
@@ -79,13 +81,9 @@ class DeviceModel:
         """What moves from stage to stage for one microbatch: its activations, or their gradients."""
         return self.tokens_per_microbatch * self.config.hidden_size * self.activation_value_bytes
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return {"format": FORMAT, **to_json(self)}
-
     def to_text(self) -> str:
         """The text of its file."""
-        return json.dumps(self.to_dict(), indent=2) + "\n"
+        return json.dumps(to_json(self), indent=2) + "\n"
 
 
 def parse_device_model(text: str) -> DeviceModel:
@@ -102,11 +100,10 @@ def parse_device_model(text: str) -> DeviceModel:
         raise DeviceModelError(f"it is no JSON ({place})") from None
     if not isinstance(raw, dict):
         raise DeviceModelError("a device model is a JSON object")
-    said = raw.pop("format", None)
-    if said != FORMAT:
-        raise DeviceModelError(f'its format is {str(said)[:40]!r}, not "{FORMAT}": `chaos calibrate` writes one')
     try:
         return from_json(DeviceModel, raw)
+    except FormatError as error:
+        raise DeviceModelError(f"{error}: `chaos calibrate` writes one") from None
     except JsonTypeError as error:
         raise DeviceModelError(str(error)) from None
 

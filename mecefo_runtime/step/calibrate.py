@@ -24,6 +24,7 @@ from mecefo_runtime.model.optimizer import EagerAdamW
 from mecefo_runtime.state.traffic import FREE, Traffic
 from mecefo_runtime.step.pipeline import in_precision
 from mecefo_runtime.system.devices import find_device, host_bytes
+from mecefo_runtime.system.json_values import from_json, to_json
 from mecefo_runtime.system.process import run_apart
 
 NUM_ROUNDS = 15
@@ -100,9 +101,9 @@ def measure_apart(job: JobConfig, device_place: int) -> Costs:
     """As `measure_costs`, in a separate process: its memory does not add to that of training."""
 
     def measure() -> str:
-        return json.dumps(measure_costs(job, find_device(job.device, device_place)).to_dict())
+        return json.dumps(to_json(measure_costs(job, find_device(job.device, device_place))))
 
-    return Costs.from_dict(json.loads(run_apart(measure)))
+    return from_json(Costs, json.loads(run_apart(measure)))
 
 
 def measure_transfer(groups: Groups, device: torch.device, traffic: Traffic = FREE) -> float | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from mecefo_runtime.system.clocks import Moment
 from mecefo_runtime.system.host import ForeignPid, Host
-from mecefo_runtime.system.strict_json import loads
+from mecefo_runtime.system.json_values import loads
 
 # Until the year 9999 (`datetime.MAXYEAR`).
 _MAX_SECONDS = 2.5e11

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
-from types import NoneType, UnionType
+from collections.abc import Mapping
+from dataclasses import MISSING
 from typing import (
     Any,
     ClassVar,
@@ -14,14 +12,11 @@ from typing import (
     TypeVar,
     cast,
     dataclass_transform,
-    get_args,
-    get_origin,
     get_type_hints,
 )
 
 from mecefo_runtime.system.events import Event
-from mecefo_runtime.system.host import ForeignPid
-from mecefo_runtime.system.strict_json import MAX_WHOLE
+from mecefo_runtime.system.json_values import ATOMS, Reader, reader, to_json
 
 T = TypeVar("T")
 
@@ -121,7 +116,7 @@ class Record:
     def to_fields(self) -> dict[str, Any]:
         """The fields of the event: those that were given, as plain JSON values."""
         given = self.__dict__ if "kind" not in self.__dict__ else self.given()
-        told = {name: value if type(value) in _ATOMS else _plain(value) for name, value in given.items()}
+        told = {name: value if type(value) in ATOMS else to_json(value) for name, value in given.items()}
         for name, default in self._OMITTED:
             if name in given and given[name] == default:
                 del told[name]
@@ -168,16 +163,7 @@ def keys_of(record: type[Record]) -> tuple[str, ...]:
     return tuple(key for _, key, _, _ in _readers(record))
 
 
-def _plain(value: Any) -> Any:
-    """A field's value as JSON has it. A mapping is one already."""
-    if isinstance(value, tuple | list):
-        return [one if type(one) in _ATOMS else _plain(one) for one in value]
-    return value.to_dict() if hasattr(value, "to_dict") else value
-
-
-_ATOMS = frozenset({str, int, float, bool, NoneType})
-Convert = Callable[[Any], Any]
-Readers = tuple[tuple[str, str, Convert, bool], ...]
+Readers = tuple[tuple[str, str, Reader, bool], ...]
 _KNOWN: dict[type[Any], Readers] = {}
 
 
@@ -187,83 +173,7 @@ def _readers(record: type[Record]) -> Readers:
     if known is None:
         hints = get_type_hints(record)
         known = _KNOWN[record] = tuple(
-            (name, one.key or name, _converter(hints[name]), one.default is not MISSING)
+            (name, one.key or name, reader(hints[name], lenient=True), one.default is not MISSING)
             for name, one in record.FIELDS.items()
         )
     return known
-
-
-def _converter(hint: Any) -> Convert:
-    if hint in _CONVERTERS:
-        return _CONVERTERS[hint]
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is UnionType and len(arguments) == 2 and arguments[1] is NoneType:
-        inner = _converter(arguments[0])
-        return lambda value: None if value is None else inner(value)
-    if origin is tuple and arguments[1:] == (Ellipsis,):
-        part = _converter(arguments[0])
-        return lambda value: tuple(part(one) for one in _listed(value))
-    if origin is tuple:
-        parts = [_converter(argument) for argument in arguments]
-        return lambda value: tuple(one(given) for one, given in zip(parts, _listed(value), strict=True))
-    if origin is Mapping:
-        key_of, value_of = (_converter(argument) for argument in arguments)
-        return lambda value: {key_of(key): value_of(given) for key, given in _mapping(value).items()}
-    if isinstance(hint, type) and hasattr(hint, "from_dict"):
-        convert: Convert = hint.from_dict
-        return lambda value: convert(_mapping(value))
-    raise TypeError(f"no field of a record can be {hint}")
-
-
-def _number(value: Any) -> float:
-    """A number; of one that JSON cannot tell, NaN or an infinity, it is read as that."""
-    if not isinstance(value, int | float):
-        raise TypeError(value)
-    # A time of another clock says how uncertain it is.
-    return value if isinstance(value, float) else float(value)
-
-
-def _whole(value: Any) -> int:
-    if not isinstance(value, int | float) or not math.isfinite(value) or abs(value) > MAX_WHOLE:
-        raise TypeError(value)
-    # A pid of another host says of which.
-    return value if isinstance(value, ForeignPid) else int(value)
-
-
-def _listed(value: Any) -> Any:
-    if value is None:
-        return ()
-    if not isinstance(value, list | tuple | set | frozenset):
-        raise TypeError(value)
-    return value
-
-
-def _mapping(value: Any) -> Mapping[Any, Any]:
-    if not isinstance(value, Mapping):
-        raise TypeError(value)
-    return value
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, Mapping | list | tuple) or value is None:
-        raise TypeError(value)
-    return str(value)
-
-
-_CONVERTERS: Mapping[Any, Convert] = {
-    int: _whole,
-    float: _number,
-    str: _text,
-    bool: bool,
-    Any: lambda value: value,
-}
-
-
-def read_values(of: type[Any], said: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the dataclass `of` as `said` tells them, converted; those that are missing are left out.
-
-    Raises:
-        ValueError: one is not what it should be.
-    """
-    hints = get_type_hints(of)
-    return {one.name: _converter(hints[one.name])(said[one.name]) for one in fields(of) if one.name in said}

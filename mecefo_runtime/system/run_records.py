@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from mecefo_runtime.system.reason import Reason
-from mecefo_runtime.system.record import Record, called, omitted_if, read_values
+from mecefo_runtime.system.record import Record, called, omitted_if
 
 
 class RunStarted(Record, kind="run_started", emitted_by="conductor"):
@@ -88,15 +88,6 @@ class PlannedIncident:
     """The incident whose random choices it repeats, or its own number."""
     is_optional: bool = False
     """Whether the run is not to blame if the job ends before the incident."""
-
-    @classmethod
-    def from_dict(cls, said: Mapping[str, Any]) -> PlannedIncident:
-        """Read what `to_dict` wrote, or an earlier version."""
-        return cls(**read_values(cls, said))
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return {**asdict(self), "ranks": list(self.ranks), "nodes": list(self.nodes), "links": [*map(list, self.links)]}
 
 
 class IncidentsPlanned(Record, kind="incidents_planned", emitted_by="conductor"):

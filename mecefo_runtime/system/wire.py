@@ -17,8 +17,8 @@ import time
 from typing import Any
 
 from mecefo_runtime.system.clocks import greeting
+from mecefo_runtime.system.json_values import loads
 from mecefo_runtime.system.process import ProcessId
-from mecefo_runtime.system.strict_json import loads
 
 Message = dict[str, Any]
 # A layout of thousands of ranks fits; a peer that sends more is not one of ours.

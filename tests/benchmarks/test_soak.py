@@ -12,6 +12,7 @@ from benchmarks.soak.knowledge import Knowledge
 from benchmarks.soak.plan import FATAL_EVERY, FATAL_KINDS, KINDS, SINGLE_REPLICA, SINGLE_REPLICA_KINDS, plan_run
 from mecefo_runtime.model.data import checksum, samples_of_step
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.json_values import to_json
 from tests.benchmarks.limits import TIMEOUT_SECONDS
 from tests.planning import layout_of
 
@@ -34,7 +35,7 @@ def completed(plan, *, loss=lambda step: 5.0, left_out=(), samples=None):
     """The record of a run that lost nobody."""
     job = plan.job()
     layout = layout_of(plan.strategy, job.cluster(), range(job.cluster().num_ranks))
-    events = [event("layout", 0.0, layout=layout.to_dict())]
+    events = [event("layout", 0.0, layout=to_json(layout))]
     for step in range(1, plan.num_steps + 1):
         if step not in left_out:
             used = samples_of_step(step, job.samples_per_step)
@@ -67,7 +68,7 @@ def test_nobody_is_affected_whose_loss_the_job_cannot_bear():
     plan = plan_of()
     layout = layout_of("exact", plan.job().cluster(), range(4))
     known = Knowledge()
-    known.feed(event("layout", 1.0, layout=layout.to_dict()))
+    known.feed(event("layout", 1.0, layout=to_json(layout)))
     known.feed(event("regrouped", 2.0, members=[0, 1, 2, 3]))
     holders = known.holders("head")
     assert len(holders) == 2 and known.can_lose(holders[:1]) and not known.can_lose(holders)
@@ -76,7 +77,7 @@ def test_nobody_is_affected_whose_loss_the_job_cannot_bear():
     # An epoch that was laid out before the blow does not bring the lost one back; a later one does.
     known.feed(event("regrouped", 3.5, members=[0, 1, 2, 3]))
     assert not known.can_lose(holders[1:])
-    known.feed(event("layout", 4.0, layout=layout.to_dict()))
+    known.feed(event("layout", 4.0, layout=to_json(layout)))
     known.feed(event("regrouped", 5.0, members=[0, 1, 2, 3]))
     assert known.can_lose(holders[1:])
 

@@ -7,15 +7,16 @@ from typing import Any
 from harness.judging.caveat_reasons import caveat_text
 from harness.judging.gate_reasons import gate_text
 from harness.judging.summarize import summarize
-from harness.judging.summary import Summary
+from harness.judging.summary import Summary, read_summary
 from harness.judging.verdict_reasons import verdict_text
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.json_values import to_json
 
 
 def summarized(events: Sequence[Event], **how: Any) -> dict[str, Any]:
     """The `summary.json` of a run, of which each sentence follows from its code and fields, as JSON has them."""
-    raw = summarize(events, **how).to_json()
-    read = Summary.from_json(json.loads(json.dumps(raw)))
+    raw = to_json(summarize(events, **how))
+    read = read_summary(json.loads(json.dumps(raw)))
     assert [verdict_text(one) for one in read.reason_codes] == raw["reasons"]
     assert [caveat_text(one) for one in read.caveat_codes] == raw["caveats"]
     # What a sentence is where the fields are not those of the code.
@@ -91,7 +92,7 @@ def summary(**changes: Any) -> Summary:
         "reasons": ["Every gate holds."],
         **changes,
     }
-    return Summary.from_json(raw)
+    return read_summary(raw)
 
 
 EMPTY = Summary(steps_committed=0)

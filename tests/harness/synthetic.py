@@ -16,6 +16,7 @@ from chaos.language.identity import hash_of
 from mecefo_runtime.job.layout import Cluster, Layout
 from mecefo_runtime.model.data import checksum, samples_of_step
 from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
+from mecefo_runtime.system.json_values import to_json
 from tests.planning import layout_of
 
 CLUSTER = Cluster(nodes=4, gpus_per_node=2, data_parallel=4, pipeline=2, num_layers=4, num_microbatches=16)
@@ -448,7 +449,7 @@ class _Story:
             reason=reason,
             group_backend="gloo",
             members=members,
-            layout=layout.to_dict(),
+            layout=to_json(layout),
             degraded_layers=layout.num_degraded_layers,
             num_transfers=2 if transfer_seconds else 0,
             commit_step=None,

@@ -18,6 +18,7 @@ from typing import Any
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.model.data import checksum, samples_of_step
 from mecefo_runtime.system.events import MAIN_JOB, Event
+from mecefo_runtime.system.json_values import from_json
 from mecefo_runtime.system.process import ProcessId
 from mecefo_runtime.system.record import keys_of
 from mecefo_runtime.system.records import RECORDS
@@ -310,7 +311,7 @@ def assert_sound(run: Finished, steps: int) -> None:
 
 def assert_holders_agree(run: Finished, job: str = MAIN_JOB) -> None:
     """That at the end every rank of the layout told its checksums, and all holders of a unit had the same."""
-    layout = Layout.from_dict(run.of("layout", job)[-1].fields["layout"])
+    layout = from_json(Layout, run.of("layout", job)[-1].fields["layout"])
     told = {event.rank: event.fields["checksums"] for event in run.of("rank_finished", job)}
     assert told.keys() >= layout.ranks()
     for unit, ranks in layout.holders().items():

@@ -11,6 +11,7 @@ import pytest
 
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.prediction.named_devices import named_device
+from mecefo_runtime.system.json_values import from_json
 from tests.integration.runs import Finished, assert_sound, run_chaos
 
 pytestmark = pytest.mark.integration
@@ -65,7 +66,7 @@ def test_a_rank_of_an_emulated_device_dies_is_replaced_and_comes_back(tmp_path: 
     (ratings,) = run.of("ratings")
     costs = ratings.fields["costs"]
     assert costs["layer_backward_seconds"] == pytest.approx(0.5 * DEVICE.costs.layer_backward_seconds)
-    layouts = [Layout.from_dict(event.fields["layout"]) for event in run.of("layout")]
+    layouts = [from_json(Layout, event.fields["layout"]) for event in run.of("layout")]
     assert {layout.num_layers for layout in layouts} == {32}
     assert [event.fields["reason"] for event in run.of("layout")][:2] == ["start", "loss"]
     assert [event.fields["ranks"] for event in run.of("rejoined")] == [[3]]

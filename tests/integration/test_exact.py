@@ -4,6 +4,7 @@ import pytest
 
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.system.events import TWIN_JOB
+from mecefo_runtime.system.json_values import from_json
 from tests.integration.runs import PATIENT, SLOW_UNTIL_BACK, assert_holders_agree, assert_survived, run_chaos
 
 pytestmark = pytest.mark.integration
@@ -43,7 +44,7 @@ def test_two_replicas_that_become_one_lose_nothing(tmp_path):
     run = run_chaos(tmp_path, str(path), patch=PATIENT + SLOW_UNTIL_BACK)
     assert_survived(run, 40, at=10)
     assert_holders_agree(run, TWIN_JOB)
-    layouts = [Layout.from_dict(event.fields["layout"]) for event in run.of("layout")]
+    layouts = [from_json(Layout, event.fields["layout"]) for event in run.of("layout")]
     ranks = [[[span.rank for span in replica.spans] for replica in layout.replicas] for layout in layouts]
     assert ranks == [[[0, 2], [3, 1]], [[0, 1]], [[0, 2], [3, 1]]]
     assert run.summary["loss_curve_max_deviation_ratio"] < MAX_DEVIATION_RATIO

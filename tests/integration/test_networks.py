@@ -55,7 +55,7 @@ async def networks() -> AsyncIterator[tuple[NamespaceLinks, asyncio.subprocess.P
         stdout=asyncio.subprocess.PIPE,
     )
     assert holder.stdout is not None
-    made = Networks.from_json((await holder.stdout.readline()).decode())
+    made = Networks.from_text((await holder.stdout.readline()).decode())
     links = NamespaceLinks(HeldNetworks(ProcessId.of(holder.pid), made), os.urandom(4).hex())
     try:
         yield links, holder

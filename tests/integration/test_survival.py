@@ -4,6 +4,7 @@ import pytest
 
 from chaos.language.trigger import PHASES
 from mecefo_runtime.job.layout import Layout
+from mecefo_runtime.system.json_values import from_json
 from tests.integration.runs import PATIENT, SLOW_UNTIL_BACK, SMALL, assert_survived, run_chaos
 
 pytestmark = pytest.mark.integration
@@ -36,7 +37,7 @@ def test_a_neighbour_does_both_as_the_paper_says(tmp_path):
     assert_survived(run, STEPS, at=10)
     approximation = run.of("run_started")[0].fields["experiment"]["job"]["approximation"]
     assert (approximation["down_projection"], approximation["average_rest"]) == ("right", False)
-    _, lost, back = (Layout.from_dict(event.fields["layout"]) for event in run.of("layout"))
+    _, lost, back = (from_json(Layout, event.fields["layout"]) for event in run.of("layout"))
     spans = [span for replica in lost.replicas for span in replica.spans]
     assert all(span.recomputes_fully and span.recomputed == frozenset(span.layers) for span in spans)
     assert back.num_degraded_layers == 0

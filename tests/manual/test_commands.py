@@ -29,6 +29,7 @@ from harness.judging.stored import judge
 from harness.run.preparation import prepare
 from mecefo_chaos.cli.main import cli, run_cli
 from mecefo_runtime.prediction.named_devices import named_device
+from mecefo_runtime.system.json_values import to_json
 from tests.harness import synthetic
 from tests.manual.documents import ROOT, code_in_sentences, commands, documents, experiment_files
 
@@ -146,7 +147,7 @@ def events_of_a_run():
             "experiment_hash": experiment_hash(experiment),
             "seed": experiment.seed,
         },
-        "incidents_planned": {"incidents": [incident.to_dict() for incident in planned]},
+        "incidents_planned": {"incidents": [to_json(incident.planned()) for incident in planned]},
     }
     return [replace(event, fields={**event.fields, **own.get(event.kind, {})}) for event in synthetic.run()]
 
@@ -159,7 +160,7 @@ def test_a_command_of_ours_is_accepted(command, ground, has_networks, capsys):
             (ground / word).touch()
         if word.endswith("baseline.json"):
             stored = next((ground / "chaos-runs").glob("*/*/events.jsonl")).parent
-            (ground / word).write_text(json.dumps(judge(stored)[0].to_json()))
+            (ground / word).write_text(json.dumps(to_json(judge(stored)[0])))
         if word == "mine.json":
             (ground / word).write_text(named_device("a100-350m").to_text())
         if word.endswith((".yaml", ".yml")):

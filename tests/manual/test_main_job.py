@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from harness.judging.summary import Summary
+from harness.judging.summary import read_summary
 from harness.report import terminal
 from harness.report.wording import approximation_words
 from tests.integration.runs import REPOSITORY
 
 pytestmark = pytest.mark.unit
 
-SUMMARY = Summary.from_json(json.loads((Path(__file__).parent / "main-job.json").read_text()))
+SUMMARY = read_summary(json.loads((Path(__file__).parent / "main-job.json").read_text()))
 README = (REPOSITORY / "README.md").read_text()
 BLOCK = re.search(r"<!-- main job output -->\n```text\n(.*?)```\n<!-- end of main job output -->", README, re.DOTALL)
 

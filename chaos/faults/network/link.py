@@ -27,6 +27,7 @@ from chaos.host.undo_record import UndoRecord
 from chaos.language.quantities import RateText, SecondsFromZeroText, rate_text
 from chaos.language.target import ResolvedTarget, Scope
 from chaos.language.trigger import Duration
+from mecefo_runtime.system.json_values import to_json
 from mecefo_runtime.system.reason import Reason
 
 NUM_PROBES = 5
@@ -139,9 +140,7 @@ class LinkFault(Fault[ParametersT]):
         seen = dict(zip(_links_of(act), told, strict=True))
         return {
             "summary": self._summarize({link: str(one["summary"]) for link, one in seen.items()}),
-            "links": [
-                {"link": list(link), "before": self._before[link].to_dict(), **one} for link, one in seen.items()
-            ],
+            "links": [{"link": list(link), "before": to_json(self._before[link]), **one} for link, one in seen.items()],
         }
 
     @classmethod
@@ -186,7 +185,7 @@ class LinkFault(Fault[ParametersT]):
                 f"0 of {seen.num_sent} probes come back, {before.num_sent - before.num_lost} of {before.num_sent} did "
                 "before"
             ),
-            "after": seen.to_dict(),
+            "after": to_json(seen),
         }
 
 
@@ -330,7 +329,7 @@ class SlowLink(LinkFault[SlowLinkParameters]):
         round_trip = 2 * (said.delay_seconds + said.jitter)
         num_probes = max(NUM_PROBES, probes_for_loss(said.loss) if said.loss else 0)
         seen = await look(host, link, num_probes, PROBE_TIMEOUT_SECONDS + round_trip)
-        told: dict[str, Any] = {"after": seen.to_dict()}
+        told: dict[str, Any] = {"after": to_json(seen)}
         words = []
         if said.delay_seconds:
             longer = (seen.least_round_trip_seconds or 0.0) - (before.least_round_trip_seconds or 0.0)

@@ -37,15 +37,6 @@ class Look:
         """Whether nothing came through."""
         return self.num_lost == self.num_sent
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return {
-            "num_sent": self.num_sent,
-            "num_lost": self.num_lost,
-            "round_trip_seconds": self.round_trip_seconds,
-            "least_round_trip_seconds": self.least_round_trip_seconds,
-        }
-
 
 async def look(
     host: LinkHost,

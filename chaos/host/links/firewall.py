@@ -20,7 +20,8 @@ from typing import Any, ClassVar
 from chaos.errors import HealError
 from chaos.host.containers import is_container_running, run_in_container
 from chaos.host.run_processes import bears_mark
-from chaos.host.undo_record import LEFT_OUT, UndoRecord
+from chaos.host.undo_record import UndoRecord
+from mecefo_runtime.system.json_values import LEFT_OUT
 from mecefo_runtime.system.process import ProcessId
 
 TIMEOUT_SECONDS = 30.0

@@ -15,19 +15,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import PurePath
 from signal import SIGABRT, SIGHUP, SIGINT, SIGTERM
-from typing import Any, Self
+from typing import ClassVar
 
 from chaos.external.exception_kind import OWN, kind_of
 from chaos.external.traceback_text import PrintedException
 from harness.analysis.words import exit_text, one_line
 from mecefo_runtime.system.command_records import RankRaised
 from mecefo_runtime.system.job_records import AttemptStarted, ProcessExited, ProcessStarted
+from mecefo_runtime.system.json_values import from_json, to_json
 from mecefo_runtime.system.reason import Reason
-from mecefo_runtime.system.record import Record, read_values
+from mecefo_runtime.system.record import Record
 from mecefo_runtime.system.run_records import Injected, Verified
 
 PIPE = "In a pipe, the shell tells the last program's exit code only, unless `set -o pipefail` is there"
@@ -45,6 +46,8 @@ class FailureCause:
     `step` is the one that was under way. `root_exception` is what led to the exception in the end, `root_link` how:
     `cause`, `remote`, or `context` (it was being handled). `incident` and `fault` are what brought it about.
     """
+
+    LEAVES_OUT_DEFAULTS: ClassVar[bool] = True
 
     code: str
     rank: int | None = None
@@ -64,29 +67,13 @@ class FailureCause:
     fault: str | None = None
 
     @classmethod
-    def from_dict(cls, said: Mapping[str, Any]) -> Self:
-        """Read what `to_dict` wrote.
-
-        Raises:
-            ValueError: it is no such thing.
-        """
-        known = read_values(cls, said)
-        if "code" not in known:
-            raise ValueError("code is missing")
-        return cls(**known)
-
-    @classmethod
-    def of(cls, cause: Reason) -> Self:
+    def of(cls, cause: Reason) -> FailureCause:
         """The cause that a field of another reason holds.
 
         Raises:
             ValueError: it holds something else.
         """
-        return cls.from_dict(cause.to_dict())
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values, without those that are not known."""
-        return {key: value for key, value in asdict(self).items() if value not in (None, "")}
+        return from_json(cls, to_json(cause), lenient=True)
 
 
 def read_cause(records: Iterable[Record], printed: Sequence[PrintedException] = ()) -> FailureCause | None:
@@ -210,12 +197,7 @@ class _Told:
 
 
 def _of_raised(record: RankRaised) -> FailureCause:
-    said = record.causes[-1] if record.causes else {}
-    root: dict[str, Any] = {}
-    # A rank may be of another version.
-    with suppress(TypeError, ValueError):
-        root = read_values(FailureCause, {f"root_{key}": value for key, value in said.items() if value is not None})
-    return FailureCause(
+    cause = FailureCause(
         RAISED,
         record.rank,
         record.step,
@@ -224,8 +206,12 @@ def _of_raised(record: RankRaised) -> FailureCause:
         failure=record.failure,
         file=record.file,
         line=record.line,
-        **root,
     )
+    # A rank may be of another version.
+    with suppress(ValueError):
+        root = {f"root_{key}": value for key, value in (record.causes[-1] if record.causes else {}).items()}
+        return from_json(FailureCause, {**root, **to_json(cause)}, lenient=True)
+    return cause
 
 
 def _printed(printed: Sequence[PrintedException]) -> Iterator[_Found]:

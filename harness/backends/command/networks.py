@@ -69,7 +69,7 @@ class CommandNetworks:
             raise EnvironmentFailure(f"networks were not made within {MAKE_TIMEOUT_SECONDS:g} s; see {log}") from None
         if not text:
             raise EnvironmentFailure(f"the command's networks cannot be made; see {log}")
-        return HeldNetworks(ProcessId.of(process.pid), Networks.from_json(text.decode()))
+        return HeldNetworks(ProcessId.of(process.pid), Networks.from_text(text.decode()))
 
     def let_go(self) -> None:
         """Let the command begin."""

@@ -54,6 +54,7 @@ from mecefo_runtime.system.job_records import (
     ProcessStarted,
     Rejoined,
 )
+from mecefo_runtime.system.json_values import to_json
 from mecefo_runtime.system.process import ProcessId
 from mecefo_runtime.system.reason import Reason
 from mecefo_runtime.system.run_records import Warned
@@ -414,7 +415,7 @@ class CommandRun(EndingJob, ABC):
         printed = None if self._attempts.num_steps else log.last_lines()
         reason = failure_reason(ended, cause, self._logs[node].name, log.last_words(), printed)
         failed = job_failed(Reason("command_failed", sentence=f"{reason}{self._hint(node)}"))
-        self._fail(JobFailed(**failed.given(), exit=code, cause=None if cause is None else cause.to_dict()))
+        self._fail(JobFailed(**failed.given(), exit=code, cause=None if cause is None else to_json(cause)))
 
     def _end_well(self, node: int) -> None:
         """The command has ended with exit code 0: it completed, unless none of its ranks did."""
@@ -427,7 +428,7 @@ class CommandRun(EndingJob, ABC):
             self._emitter.emit(
                 NoStepSeen(
                     why=self.why_unseen(),
-                    cause=None if cause is None else cause.to_dict(),
+                    cause=None if cause is None else to_json(cause),
                     is_pipe=is_pipe(self._job.command),
                 )
             )
@@ -445,7 +446,7 @@ class CommandRun(EndingJob, ABC):
         reason = failure_reason(ended, cause, self._logs[node].name, "")
         hint = f". {PIPE}" if is_pipe(self._job.command) else ""
         failed = job_failed(Reason("no_rank_completed", sentence=f"{reason}{hint}"))
-        self._emitter.emit(JobFailed(**failed.given(), exit=0, cause=cause.to_dict()))
+        self._emitter.emit(JobFailed(**failed.given(), exit=0, cause=to_json(cause)))
         return True
 
     def _hint(self, node: int) -> str:

@@ -53,7 +53,7 @@ class LocalNodes(Nodes):
         self._server = ForkServerProcess(log, listener.on_exit, listener.on_lost, self._loaded, first)
         networks = await self._server.start()
         if networks is not None:
-            held = HeldNetworks(self._server.process, Networks.from_json(networks))
+            held = HeldNetworks(self._server.process, Networks.from_text(networks))
             self.links = self._links = NamespaceLinks(held, new_mark())
 
     async def listen(self, job: str) -> str:

@@ -48,7 +48,7 @@ def show(check: Check[Any], page: Path | None, as_json: bool, *, with_details: b
 
         write_whole(page, render(check))
     if as_json:
-        print_json(check.to_dict())
+        print_json(check.document())
     else:
         from mecefo_chaos.studies.papers.text import check_text
 

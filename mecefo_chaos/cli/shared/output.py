@@ -17,6 +17,7 @@ from chaos.errors import EnvironmentFailure
 from chaos.host.streams import GONE, drop
 from chaos.host.terminal import columns, text_columns, wrap_text
 from chaos.plain_text import plain
+from mecefo_runtime.system.json_values import to_json
 
 if TYPE_CHECKING:
     from chaos.experiment.command_job import CommandConfig
@@ -35,7 +36,7 @@ def print_plan(experiment: Experiment, as_json: bool) -> None:
     for warning in prepared.warnings:
         echo(f"chaos: warning: {warning}")
     if as_json:
-        print_json({"experiment": experiment.model_dump(mode="json"), **plan.to_dict()})
+        print_json({"experiment": experiment.model_dump(mode="json"), **to_json(plan)})
         return
     print_text(_job_text(job))
     for incident in plan.incidents:
@@ -72,7 +73,7 @@ def _job_text(job: JobConfig | CommandConfig) -> str:
 def print_report(summary: Summary, folder: Path, as_json: bool, events: Any = None) -> None:
     """The report of a run in `folder`, or its summary as JSON."""
     if as_json:
-        print_json(summary.to_json())
+        print_json(to_json(summary))
         return
     from rich.console import Console
 

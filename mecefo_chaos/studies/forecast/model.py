@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 from statistics import median
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 from mecefo_runtime.job.config import QUALITIES, Quality
 from mecefo_runtime.job.costs import Costs
@@ -29,6 +29,7 @@ from mecefo_runtime.job.protection import Protection
 from mecefo_runtime.planners import stops_on_loss
 from mecefo_runtime.planners.mecefo import PROJECTED_LOSS_RATIO
 from mecefo_runtime.prediction.step_time import reducing_over
+from mecefo_runtime.system.json_values import called
 
 BAMBOO, REPLICATION, SPARE = "bamboo", "replication", "spare"
 # Every second of a forecast is productive or has one of these causes.
@@ -285,21 +286,18 @@ class Outcome:
 class Spread:
     """Of a figure over all replications."""
 
+    FINITE_ONLY: ClassVar[bool] = True
+
     median: float
-    least: float
-    greatest: float
-    num: int
+    least: float = field(metadata=called("min"))
+    greatest: float = field(metadata=called("max"))
+    num: int = field(metadata=called("n"))
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
         """Of at least one value."""
         ordered = sorted(values)
         return cls(median(ordered), ordered[0], ordered[-1], len(ordered))
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values; what is not finite is None."""
-        values = {"median": self.median, "min": self.least, "max": self.greatest}
-        return {name: value if isfinite(value) else None for name, value in values.items()} | {"n": self.num}
 
 
 @dataclass(frozen=True, slots=True)

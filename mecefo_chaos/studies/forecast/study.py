@@ -28,6 +28,7 @@ from mecefo_chaos.studies.forecast.model import (
     with_costs,
 )
 from mecefo_chaos.studies.forecast.simulation import Rates
+from mecefo_runtime.system.json_values import to_json
 
 # Where nothing else is asked for: so many failures are seen, in so many hours at least and at most.
 _WANTED_FAILURES = 200
@@ -82,7 +83,7 @@ class Study:
         """The median, over that of a job without failures."""
         return found.time_to_loss_ratio(self.worth).median
 
-    def to_dict(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """As plain JSON values."""
         file, steps = self.question.file, self.question.file.training.steps
         device = self.question.device
@@ -119,16 +120,16 @@ def _answer_dict(answer: Answer, worth: SampleWorth, steps: int) -> dict[str, An
     return {
         "strategy": policy_dict(found.policy),
         "step_seconds": found.policy_step_seconds,
-        "tokens_per_second": found.tokens_per_second.to_dict(),
+        "tokens_per_second": to_json(found.tokens_per_second),
         "failure_free_tokens_per_second": found.free_tokens_per_second,
-        "settled_drop_ratio": found.settled_drop_ratio.to_dict(),
-        "drop_ratio": found.drop_ratio.to_dict(),
-        "goodput_ratio": found.goodput_ratio.to_dict(),
-        "degraded_ratio": found.degraded_ratio.to_dict(),
-        "projected_ratio": found.projected_ratio.to_dict(),
-        "hours_to_train": found.hours_to_train(steps).to_dict(),
-        "time_to_loss_ratio": found.time_to_loss_ratio(worth).to_dict(),
-        "recovery_seconds": None if found.recovery_seconds is None else found.recovery_seconds.to_dict(),
+        "settled_drop_ratio": to_json(found.settled_drop_ratio),
+        "drop_ratio": to_json(found.drop_ratio),
+        "goodput_ratio": to_json(found.goodput_ratio),
+        "degraded_ratio": to_json(found.degraded_ratio),
+        "projected_ratio": to_json(found.projected_ratio),
+        "hours_to_train": to_json(found.hours_to_train(steps)),
+        "time_to_loss_ratio": to_json(found.time_to_loss_ratio(worth)),
+        "recovery_seconds": None if found.recovery_seconds is None else to_json(found.recovery_seconds),
         "wall_clock_seconds": found.wall_clock_seconds,
         "productive_seconds": found.productive_seconds,
         "lost_seconds": dict(found.lost_seconds),

@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from harness.report.text_table import Table
 from mecefo_chaos.studies.papers.verdicts import Finding, Gate, Open, exit_code_of
+from mecefo_runtime.system.json_values import to_json
 
 E = TypeVar("E")
 
@@ -68,12 +69,12 @@ class Check(Generic[E]):
         """0, 1 or 5: see `exit_code_of`."""
         return exit_code_of(gate.passed for gate in self.gates)
 
-    def to_dict(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """One JSON document; ratios are of 1, seconds are the device's unless they are called real."""
         return {
             "paper": self.paper.source,
             "exit_code": self.exit_code,
-            "gates": [gate.to_dict() for gate in self.gates],
+            "gates": [to_json(gate) for gate in self.gates],
             **self.figures,
             "findings": [asdict(finding) for finding in self.findings],
             "open": [asdict(one) for one in self.paper.open_questions],

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from mecefo_runtime.system.json_values import FLAT
 
 Verdict = Literal[
     "reproduced", "better than the paper", "not reproduced", "cannot be decided here", "not checked", "no claim"
@@ -48,12 +50,7 @@ class Gate:
     limit: str
     n: int
     reason: str = ""
-    figures: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        words = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "figures"}
-        return {**words, **self.figures}
+    figures: Mapping[str, Any] = field(default_factory=dict, metadata=FLAT)
 
 
 @dataclass(frozen=True, slots=True)

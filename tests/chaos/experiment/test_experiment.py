@@ -18,6 +18,7 @@ from chaos.language.target import Target
 from chaos.language.trigger import Duration, Trigger
 from chaos.language.yaml_lines import Dumper, parse
 from mecefo_runtime.job.config import JobConfig
+from mecefo_runtime.system.json_values import to_json
 from tests.chaos.fake_faults import REGISTRY, STRATEGIES
 
 pytestmark = pytest.mark.unit
@@ -287,7 +288,7 @@ class TestShape:
             "warmup_steps": 0,
             "approximation": {"rank": 8, "refresh_steps": 3, "down_projection": "right", "average_rest": True},
         }
-        config = from_mapping({"name": "x", "job": recipe}, **KNOWN).job.to_config(1, 1.0).to_dict()
+        config = to_json(from_mapping({"name": "x", "job": recipe}, **KNOWN).job.to_config(1, 1.0))
         assert config["model"]["hidden_size"] == 512
         assert {key: config[key] for key in recipe if key != "model"} == {
             key: value for key, value in recipe.items() if key != "model"

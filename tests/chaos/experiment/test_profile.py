@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from chaos.errors import UsageError
 from chaos.experiment.profile import PROFILES, FailureClass, ProfileSpec, coverage, draw, time_compression
+from mecefo_runtime.system.json_values import to_json
 from tests.chaos.fake_faults import REGISTRY
 
 pytestmark = pytest.mark.unit
@@ -129,7 +130,7 @@ class TestTimeCompression:
         compression = time_compression("llama3", num_ranks, 1)
         assert str(compression) == f"{num_ranks} ranks fail once in {text} at the rate of llama3"
         assert (compression.ratio, compression.wall_seconds) == (None, None)
-        assert compression.to_dict()["num_ranks"] == num_ranks
+        assert to_json(compression)["num_ranks"] == num_ranks
 
     def test_a_real_cluster_is_not_compressed(self):
         assert time_compression("llama3", 16_384, 419, 54 * 86_400.0).ratio == pytest.approx(1.0)

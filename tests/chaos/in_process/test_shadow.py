@@ -90,8 +90,8 @@ def test_what_is_not_a_number_is_consumed_too():
     optimizer.step()
     update = updates(shadow, parameter, shadow.predict(gradient))
     assert update.judge() == "consumed"
-    assert update.to_dict()["parameter_actual"] == "nan"
-    assert isinstance(update.to_dict()["parameter_clean"], float)
+    assert update.widest_gap()["parameter_actual"] == "nan"
+    assert isinstance(update.widest_gap()["parameter_clean"], float)
 
 
 def test_the_learning_rate_of_the_step_counts_not_that_of_before():

@@ -23,6 +23,7 @@ from chaos.plan.incident import Incident
 from chaos.undo.ledger import Ledger, read_ledger
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.json_values import to_json
 from mecefo_runtime.system.process import ProcessId
 from mecefo_runtime.system.reason import Reason
 
@@ -487,7 +488,7 @@ def test_beyond_the_caps_nothing_is_done(tmp_path):
         asyncio.run(asyncio.wait_for(run(), 10.0))
     assert asked == [(frozenset(), 0), (frozenset({1}), 1), (frozenset(), 2)], "a loss counts until its rank is back"
     told = stage.fields("unverified")
-    assert told["why"] == {"code": "not_allowed", "why": LIMIT.to_dict()}
+    assert told["why"] == {"code": "not_allowed", "why": to_json(LIMIT)}
     assert told["reason"] == "not fired: 2 ranks would be affected at once, more than max_ranks 1"
     assert stage.trace.count("apply") == 2
     assert {json.loads(line)["incident"] for line in stage.path.read_text().splitlines()} == {0, 2}
@@ -498,7 +499,7 @@ def test_what_chance_put_beyond_the_caps_is_left_out(tmp_path):
     stage = Stage(tmp_path, drawn, may_fire=lambda affected, firing: LIMIT)
     stage.play(lambda: stage.arrive(2))
     assert stage.trace == ["held", "not_due", "release 2", "released"]
-    assert stage.fields("not_due")["why"] == LIMIT.to_dict()
+    assert stage.fields("not_due")["why"] == to_json(LIMIT)
 
 
 def test_a_fault_that_breaks_down_is_undone_and_lets_go(tmp_path):

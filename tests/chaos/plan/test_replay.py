@@ -7,6 +7,7 @@ from chaos.experiment.reading import from_mapping
 from chaos.plan.replay import Recorded, explicit, explicit_faults, without_late_repairs
 from chaos.plan.schedule import make_plan
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.json_values import to_json
 
 pytestmark = pytest.mark.unit
 
@@ -22,7 +23,7 @@ def recorded(*faults, injected=(), **more):
     return Recorded.of(
         [
             event("run_started", experiment=experiment.model_dump(mode="json")),
-            event("incidents_planned", incidents=[incident.to_dict() for incident in incidents]),
+            event("incidents_planned", incidents=[to_json(incident.planned()) for incident in incidents]),
             *injected,
         ]
     ), incidents
@@ -34,7 +35,7 @@ def replayed(recording, only=()):
 
 
 def core(incident):
-    plan = incident.to_dict()
+    plan = to_json(incident.planned())
     del plan["incident"], plan["target"]
     return plan
 

@@ -11,6 +11,7 @@ from chaos.experiment.reading import from_mapping
 from chaos.language.target import ResolvedTarget
 from chaos.language.trigger import Duration, Trigger
 from chaos.plan.schedule import DEFAULT_KILL_REPAIR, make_plan
+from mecefo_runtime.system.json_values import to_json
 from tests.chaos.fake_faults import REGISTRY, STRATEGIES
 from tests.examples import FEW
 
@@ -49,7 +50,7 @@ class TestPlan:
         assert incident.target == ResolvedTarget((4, 5), (2,))
         assert incident.trigger == Trigger(100, "backward")
         assert str(incident) == "incident 0: kill-node on rank=5 at step=100,phase=backward, repaired after 60steps"
-        assert incident.to_dict() == {
+        assert to_json(incident.planned()) == {
             "incident": 0,
             "fault": "kill-node",
             "parameters": {},
@@ -72,7 +73,7 @@ class TestPlan:
 
     def test_at_a_time_there_is_no_phase(self):
         (incident,) = plan(kill("time=1.5s", "node=1", "10s"))
-        said = incident.to_dict()
+        said = to_json(incident.planned())
         assert json.loads(json.dumps(said)) == said
         assert {key: said[key] for key in ("step", "phase", "at_seconds", "repair_steps", "repair_seconds")} == {
             "step": None,
@@ -322,7 +323,7 @@ class TestStability:
     def test_the_same_seed_the_same_plan_and_it_can_be_written_down(self, faults, seed):
         def outcome():
             try:
-                return whole(*faults, seed=seed).to_dict()
+                return to_json(whole(*faults, seed=seed))
             except UsageError as error:
                 return str(error)
 
@@ -363,7 +364,7 @@ class TestProfile:
             "time compression: 8 ranks fail once in 264 days at the rate of llama3; here 6 failures in 560 steps"
         )
         assert made.left_out_ratio == (54 + 42 + 24 + 6) / 419
-        assert made.to_dict()["time_compression"]["num_failures"] == 6
+        assert to_json(made)["time_compression"]["num_failures"] == 6
 
     def test_what_the_backend_can_do_decides(self):
         kinds = {i.fault for i in make({"profile": "llama3:60", "job": {"steps": 10**5}}, {"links", "root"}).incidents}
@@ -392,7 +393,7 @@ class TestLifetimes:
         assert [i.lifetime for i in plan(*faults)] == [Duration(steps=20), Duration(seconds=3.0)]
         (forever,) = plan({"kind": "drop-link", "at": "step=5", "on": "link=2-5"})
         assert (forever.lifetime, forever.target.links, forever.target_text) == (None, ((2, 5),), "link=2-5")
-        said = plan(faults[1])[0].to_dict()
+        said = to_json(plan(faults[1])[0].planned())
         assert (said["lifetime_seconds"], said["lifetime_steps"], said["repair_steps"]) == (3.0, None, None)
 
     def test_text(self):
@@ -442,9 +443,9 @@ class TestTogether:
 
     def test_regroups_come_when_they_come(self):
         (first, second) = plan(kill(50, "node=1"), kill("phase=regroup", "node=2"))
-        assert (second.trigger.step, second.to_dict()["phase"]) == (None, "regroup")
+        assert (second.trigger.step, to_json(second.planned())["phase"]) == (None, "regroup")
         assert str(second) == "incident 1: kill-node on node=2 at phase=regroup, repaired after 40steps"
-        assert first.to_dict()["phase"] == "forward"
+        assert to_json(first.planned())["phase"] == "forward"
 
     def test_times_are_compared_with_times(self):
         assert "took it down at time=1s" in refusal(kill("time=1s", "node=1", "9s"), kill("time=5s", "node=1")).message

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from harness.analysis.approximation import Reason
 from harness.judging.summarize import summarize
-from harness.judging.summary import Summary
+from harness.judging.summary import Summary, read_summary
 from harness.report.wording import approximation_words
 from mecefo_runtime import planners
 from mecefo_runtime.job.config import quality_of
@@ -22,6 +22,7 @@ from mecefo_runtime.job.layout import Cluster, Layout, configured_layout
 from mecefo_runtime.planners import Situation
 from mecefo_runtime.prediction.step_time import step_seconds
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.json_values import to_json
 from tests.examples import FEW
 from tests.mecefo_runtime.planning import PLAIN
 
@@ -81,7 +82,7 @@ def log(
         if is_old:
             told = {key: told[key] for key in ("degraded_layers", "predicted_step_seconds")}
         saved = costs.projected_saved_seconds / costs.layer_seconds
-        emit("layout", at=step or None, epoch=epoch, layout=layout.to_dict(), projected_saved_ratio=saved, **told)
+        emit("layout", at=step or None, epoch=epoch, layout=to_json(layout), projected_saved_ratio=saved, **told)
         if others and epoch in others:
             told = fields_of(others[epoch], costs)
             emit("other_quality_planned", at=step or None, epoch=epoch, quality="speed", **told)
@@ -149,7 +150,7 @@ def test_none_with_the_default_quality_where_to_project_saves_nothing():
 def test_why_no_more(reason, strategy, quality, alive, costs):
     summary = summary_of(strategy, quality, alive, costs)
     assert summary.approximation.reason == reason, summary.approximation
-    assert Summary.from_json(summary.to_json()).approximation == summary.approximation
+    assert read_summary(to_json(summary)).approximation == summary.approximation
 
 
 def test_every_reason_has_words_of_its_own():

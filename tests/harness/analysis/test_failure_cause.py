@@ -6,6 +6,7 @@ from chaos.external.exception_kind import OWN, PEER, TIMEOUT
 from chaos.external.traceback_text import PrintedException
 from harness.analysis.command.failure_cause import FailureCause, cause_words, read_cause
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.json_values import from_json, to_json
 from mecefo_runtime.system.records import parse
 
 pytestmark = pytest.mark.unit
@@ -159,9 +160,9 @@ def test_what_a_rank_says_does_no_harm():
 
 def test_it_is_read_back_as_it_was_written():
     cause = read_cause(Story().attempt(1).raised(1, 0, "ValueError", "x").records)
-    assert FailureCause.from_dict(cause.to_dict()) == cause
+    assert from_json(FailureCause, to_json(cause)) == cause
     with pytest.raises(ValueError, match="code"):
-        FailureCause.from_dict({"rank": 1})
+        from_json(FailureCause, {"rank": 1})
 
 
 def test_an_exception_that_a_rank_caught_and_printed_before_it_was_ended_comes_before_the_time_out_of_another():

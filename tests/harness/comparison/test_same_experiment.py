@@ -24,6 +24,7 @@ from harness.comparison.verdicts import judge_against
 from harness.run.execute import write_reports
 from harness.store.runs import new_run_folder
 from mecefo_runtime.system.events import MAIN_JOB, Event
+from mecefo_runtime.system.json_values import to_json
 from tests.harness import synthetic
 from tests.harness.comparison.samples import run_set, sample
 
@@ -37,7 +38,7 @@ STEP_OF_A_TIME = 42
 def planned_events(experiment: Mapping[str, Any], started_in: str = "/work") -> list[Event]:
     """The head of the log of a run of `experiment`: what was asked for, what was drawn, and what was injected when."""
     read = from_mapping(experiment)
-    incidents = [incident.to_dict() for incident in make_plan(read, read.cluster()).incidents]
+    incidents = [to_json(incident.planned()) for incident in make_plan(read, read.cluster()).incidents]
 
     def event(kind: str, step: int | None = None, **fields: Any) -> Event:
         return Event(kind, "conductor", 0.0, 0.0, 1, job=MAIN_JOB, step=step, fields=fields)
@@ -141,12 +142,12 @@ def test_without_a_plan_the_experiments_are_compared_as_written():
 
 def test_a_set_keeps_what_was_drawn():
     events = planned_events({"name": "x", "job": {"steps": 80}, "faults": [{"kind": "kill-node", "at": "step=20"}]})
-    (kept,) = RunSet.from_dict(run_set(sample_from(events)).to_dict()).samples
+    (kept,) = RunSet.parse(to_json(run_set(sample_from(events)))).samples
     assert other_experiment(sample_from(planned_events(replay_of(events))), kept) is None
     # As a set of an earlier version has it.
-    old = run_set(sample_from(events)).to_dict()
+    old = to_json(run_set(sample_from(events)))
     del old["samples"][0]["drawn"]
-    assert RunSet.from_dict(old).samples[0].drawn == {}
+    assert RunSet.parse(old).samples[0].drawn == {}
 
 
 def store(out: Path, experiment: Mapping[str, Any], name: str) -> None:
@@ -173,7 +174,7 @@ def test_stored_runs_are_compared(tmp_path):
     first, again, other = (find_samples(tmp_path, name) for name in ("first", "again", "other"))
     assert first[0].experiment_hash != again[0].experiment_hash
     found = judge_against(again, first, DECIDING, 0.05)
-    assert (found.verdict.exit_code, len(found.pairs)) == (0, 1)
+    assert (found.verdict.exit_code, len(found.samples)) == (0, 1)
     refused = judge_against(other, first, DECIDING, 0.05)
     assert refused.verdict.exit_code == 5
     assert 'faults[0].at: "step=20", not "step=20,phase=backward"' in refused.verdict.reasons[0]

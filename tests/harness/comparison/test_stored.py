@@ -10,6 +10,7 @@ from chaos.errors import EnvironmentFailure, UsageError
 from harness.comparison.stored import find_samples, verdict_but_gates
 from harness.run.execute import write_reports
 from harness.store.runs import SET_FILE, find_run, list_runs, new_run_folder, new_set_folder
+from mecefo_runtime.system.json_values import to_json
 from tests.harness import synthetic
 from tests.harness.comparison.samples import run_set, sample
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.unit
 def stored_run(out, **options):
     folder = new_run_folder(out, "synthetic")
     (folder / "events.jsonl").write_text("".join(f"{event.to_json()}\n" for event in synthetic.run(**options)))
-    return folder, write_reports(folder).to_json()
+    return folder, to_json(write_reports(folder))
 
 
 def test_a_run_is_judged_again_from_its_log(tmp_path):
@@ -53,7 +54,7 @@ def test_a_copied_summary_will_do(tmp_path):
 def test_a_set_by_folder_or_file_and_it_is_no_run(tmp_path):
     folder = new_set_folder(tmp_path, "compare")
     assert list_runs(tmp_path) == []
-    (folder / SET_FILE).write_text(json.dumps(run_set(sample(1.0, 2.0), sample(3.0, label="ndb")).to_dict()))
+    (folder / SET_FILE).write_text(json.dumps(to_json(run_set(sample(1.0, 2.0), sample(3.0, label="ndb")))))
     for reference in (f"compare/{folder.name}", str(folder), str(folder / SET_FILE)):
         found = find_samples(tmp_path, reference)
         assert [(one.label, one.values("recovery_seconds")) for one in found] == [

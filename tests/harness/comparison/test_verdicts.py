@@ -15,6 +15,7 @@ from harness.comparison.same_experiment import differences
 from harness.comparison.sample import NoSet, Run, RunSet
 from harness.comparison.verdicts import judge_against, judge_comparison, judge_repetition, worst
 from harness.judging.verdict import EXIT_CODES
+from mecefo_runtime.system.json_values import to_json
 from tests.harness.comparison.samples import EXPERIMENT, gate, run, run_set, sample
 
 pytestmark = pytest.mark.unit
@@ -101,7 +102,7 @@ class TestAgainst:
         refused = self.judge(now, sample(1.0, 1.0, 1.0))
         assert refused.verdict.exit_code == 5
         assert "job.steps: 80, not 50" in refused.verdict.reasons[0]
-        assert refused.pairs == ()
+        assert refused.samples == ()
         anyway = self.judge(now, sample(1.0, 1.0, 1.0), anyway=True)
         assert anyway.verdict.exit_code == 0
         assert "job.steps" in anyway.notes[0]
@@ -124,7 +125,7 @@ class TestAgainst:
         now = [sample(2.0, 2.0, 2.0), sample(5.0, 5.0, 5.0, label="ndb")]
         base = [sample(5.0, 5.0, 5.0, label="ndb"), sample(1.0, 1.0, 1.0), sample(1.0, label="exact")]
         found = judge_against(now, base, ["recovery_seconds"], 0.05)
-        assert [label for label, _ in found.pairs] == ["mecefo", "ndb"]
+        assert [one.label for one in found.samples] == ["mecefo", "ndb"]
         assert found.verdict.reasons == (
             "mecefo: recovery_seconds got worse: 2.00 s, in the baseline 1.00 s (noise 0 ms)",
         )
@@ -200,14 +201,14 @@ runs = st.builds(
 @given(st.lists(runs, max_size=4))
 def test_a_set_reads_what_it_wrote(made):
     found = run_set(replace(sample(0.0), runs=tuple(made)))
-    assert RunSet.from_dict(found.to_dict()).to_dict() == found.to_dict()
+    assert to_json(RunSet.parse(to_json(found))) == to_json(found)
 
 
 @pytest.mark.parametrize("damage", [{}, {"format": "x"}, {"samples": [{}]}, {"samples": 3}, {"num_rounds": "many"}])
 def test_a_damaged_set_is_told(damage):
-    whole = run_set(sample(1.0)).to_dict()
+    whole = to_json(run_set(sample(1.0)))
     with pytest.raises(NoSet):
-        RunSet.from_dict({**whole, **damage} if damage else {})
+        RunSet.parse({**whole, **damage} if damage else {})
 
 
 def test_differences_name_the_keys():

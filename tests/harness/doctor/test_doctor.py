@@ -17,6 +17,7 @@ from harness.backends.docker.image import PURPOSE_LABEL
 from harness.doctor import examine, fault_needs, machine, torch_build
 from harness.doctor.finding import Check
 from mecefo_chaos.cli.main import run_cli
+from mecefo_runtime.system.json_values import to_json
 
 pytestmark = pytest.mark.unit
 
@@ -75,7 +76,7 @@ def test_json_says_the_same(healthy, capsys, backend, usable, code):
     assert run_cli(["doctor", "--backend", backend, "--json"]) == code
     document = json.loads(capsys.readouterr().out)
     assert (document["backend"], document["usable"]) == (backend, usable)
-    assert document["checks"] == [finding.to_dict() for finding in healthy]
+    assert document["checks"] == [to_json(finding) for finding in healthy]
 
 
 def test_a_command_to_be_copied_is_not_broken(monkeypatch, capsys):

@@ -11,11 +11,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from harness.judging.summarize import summarize
-from harness.judging.summary import Summary
+from harness.judging.summary import read_summary
 from mecefo_runtime.job.layout import Layout, Replica, Span
 from mecefo_runtime.system.dilation import Pacer
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.job_records import StepCommitted
+from mecefo_runtime.system.json_values import to_json
 from mecefo_runtime.training.exporter import RankFigures
 from tests.harness.exporter.scrape import registry_of, samples
 from tests.harness.synthetic import run
@@ -40,7 +41,7 @@ def whole_run():
 def test_a_finished_run_reads_as_its_summary():
     events = whole_run()
     judged = summarize(events)
-    summary = judged.to_json()
+    summary = to_json(judged)
     found = samples(registry_of(events, judged))
     assert found["training_step", ()] == found["training_steps_total", ()] == 60
     assert found["training_tokens_total", ()] == 60 * 4096
@@ -105,7 +106,7 @@ def test_a_gate_without_an_answer_is_neither_passed_nor_failed():
         {"expression": "steps_lost == 0", "value": 0, "passed": True, "builtin": True},
         {"expression": 'odd "quoted" \\ and long ' + "x" * 500, "value": 1, "passed": False},
     ]
-    found = samples(registry_of([], Summary.from_json({"gates": gates, "verdict": "inconclusive"})))
+    found = samples(registry_of([], read_summary({"gates": gates, "verdict": "inconclusive"})))
     values = {labels[0][1]: value for (name, labels), value in found.items() if name == "chaos_gate_passed"}
     assert math.isnan(values["final_loss < 3"])
     assert values["steps_lost == 0"] == 1

@@ -12,6 +12,7 @@ from harness.judging.stored import judge
 from harness.run.execute import write_reports
 from harness.store.runs import list_runs, new_run_folder
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.json_values import to_json
 from tests.harness.summaries import summarized
 from tests.harness.synthetic import Fault, run, shifted
 
@@ -164,7 +165,7 @@ def test_a_line_that_cannot_be_read_makes_no_failure(folder):
     write(folder, whole)
     for name in ("summary.json", "experiment.yaml"):
         (folder / name).unlink()
-    before = write_reports(folder).to_json()
+    before = to_json(write_reports(folder))
     assert [entry.verdict for entry in list_runs(folder.parent.parent)] == ["pass"]
     (folder / "summary.json").unlink()
     index = next(index for index, event in enumerate(whole) if step(44)(event))

@@ -10,9 +10,10 @@ import pytest
 from rich.console import Console
 
 from harness.judging.summarize import summarize
-from harness.judging.summary import Summary
+from harness.judging.summary import read_summary
 from harness.report.terminal import render
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.json_values import to_json
 from tests.harness.synthetic import run
 
 pytestmark = pytest.mark.unit
@@ -50,7 +51,7 @@ def test_speeds_and_steps_are_told_by_the_clock_of_the_device():
     assert summary.throughput_tokens_per_second == plain.throughput_tokens_per_second
     assert summary.throughput_drop_ratio == plain.throughput_drop_ratio
     assert summary.incidents[0].recovery_seconds == plain.incidents[0].recovery_seconds
-    assert Summary.from_json(summary.to_json()) == summary
+    assert read_summary(to_json(summary)) == summary
 
 
 def test_it_is_said_wherever_figures_are_shown():

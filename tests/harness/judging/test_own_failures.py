@@ -7,6 +7,7 @@ import pytest
 
 from harness.analysis.command.failure_cause import PIPE, FailureCause
 from harness.analysis.command.unseen import Unseen, unseen_words
+from mecefo_runtime.system.json_values import to_json
 from tests.harness.analysis.test_attempts import KILLED, LAST, RESTART, RESUMED, STARTUP, STEP, Log, restarted
 from tests.harness.summaries import summarized
 
@@ -307,7 +308,7 @@ def test_a_fault_in_a_command_without_a_step_is_undecided():
 def test_an_exception_that_a_command_printed_is_named_although_it_ended_well(is_pipe):
     log = Quiet()
     cause = FailureCause("rank_raised", exception="SyntaxError", message="invalid syntax", file="/x/train.py", line=3)
-    log.tell("no_step_seen", why="no_step", cause=cause.to_dict(), is_pipe=is_pipe)
+    log.tell("no_step_seen", why="no_step", cause=to_json(cause), is_pipe=is_pipe)
     reason = summarized(log.end())["reasons"][0]
     assert reason.startswith("the command ended with exit code 0, but printed SyntaxError: invalid syntax (train.py:3)")
     assert (PIPE in reason) is is_pipe

@@ -13,6 +13,7 @@ from harness.report.curves import trace
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.model.data import checksum, samples_of_step
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.json_values import to_json
 from tests.harness.summaries import summarized
 from tests.planning import layout_of
 
@@ -23,7 +24,7 @@ STEP_SECONDS = 0.1
 LOST_AT, CHECKPOINT, LAST = 12, 8, 20
 INJECTED = 1.0 + (LOST_AT - 1) * STEP_SECONDS + 0.04
 CLUSTER = Cluster(nodes=1, gpus_per_node=2, data_parallel=2, pipeline=1, num_layers=2, num_microbatches=4)
-LAYOUT = layout_of("exact", CLUSTER, range(2)).to_dict()
+LAYOUT = to_json(layout_of("exact", CLUSTER, range(2)))
 DETECTED, REPAIRED, REGROUPED, TRANSFER = INJECTED + 0.01, INJECTED + 1.0, INJECTED + 2.0, 0.3
 
 

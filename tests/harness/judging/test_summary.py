@@ -7,6 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness.judging.summarize import summarize
+from mecefo_runtime.system.json_values import to_json
 from mecefo_runtime.system.reason import Reason
 from tests.harness.summaries import summarized
 from tests.harness.synthetic import Fault, run, shifted
@@ -137,7 +138,7 @@ def test_what_chance_planned_and_did_not_fire_is_a_caveat_where_the_job_came_to_
     absent = Reason("rank_absent", target="rank=2", trigger="step=5")
     reasons = [absent, Reason("job_ended_before", trigger="step=700")]
     events = [
-        replace(due, kind="not_due", fields={"incident": n, "why": why.to_dict()}) for n, why in enumerate(reasons, 7)
+        replace(due, kind="not_due", fields={"incident": n, "why": to_json(why)}) for n, why in enumerate(reasons, 7)
     ]
     found = [one for one in summarize([*run(), *events]).caveat_codes if one.code == "not_fired"]
     assert found == [Reason("not_fired", incident=7, why=absent)]

@@ -36,7 +36,7 @@ def test_everything_has_an_address_of_its_own_however_many_there_are():
 
 def test_networks_are_the_same_after_they_were_written_and_read():
     networks = held().networks
-    assert Networks.from_json(networks.to_json()) == networks
+    assert Networks.from_text(networks.to_text()) == networks
     assert networks.ends() == ("coordinator", "node-0", "node-1", 0, 1, 2, 3)
     assert networks.of(2) == networks.of_rank(2)
     assert networks.of("node-1") == networks.of_node(1)

@@ -7,9 +7,10 @@ import pytest
 from rich.console import Console
 
 from harness.judging.summarize import summarize
-from harness.judging.summary import Summary
+from harness.judging.summary import read_summary
 from harness.report import html, junit
 from harness.report.terminal import render
+from mecefo_runtime.system.json_values import to_json
 from tests.harness import synthetic
 from tests.harness.summaries import EMPTY, incident, summary
 from tests.harness.synthetic import Fault
@@ -134,7 +135,7 @@ def test_it_is_said_where_the_state_came_from_and_why_no_better_source_served():
         "passed_over": {"peer": "the strategy ends all ranks", "snapshot": "that of step 18 lacks what node 3 kept"},
     }
     told = summary(incidents=[incident(state_restored=restored)], state_restores=[restored])
-    assert told == Summary.from_json(told.to_json())
+    assert told == read_summary(to_json(told))
     said = " ".join(text(told).split())
     expected = (
         "State came from snapshots in the nodes' memory (72 pieces, 8.0 MiB) and parity of lost nodes' snapshots "
@@ -193,7 +194,7 @@ def test_the_speed_over_time_shows_the_fault():
 
 def test_gates_show_their_value_in_the_unit_they_are_written_in():
     gates = section(
-        text(summary(gates=[*summary().to_json()["gates"], {"expression": "goodput >= 0.9"}])),
+        text(summary(gates=[*to_json(summary())["gates"], {"expression": "goodput >= 0.9"}])),
         "Gates",
     )
     assert [" ".join(line.split()) for line in gates.splitlines()[1:]] == [

@@ -6,10 +6,11 @@ import pytest
 
 from chaos.undo.other_runs import OtherRun
 from harness.comparison.sample import Run, Sample, overlapped_words
-from harness.judging.summary import Summary
+from harness.judging.summary import Summary, read_summary
 from harness.run import overlaps
 from harness.run.overlaps import Overlaps
 from mecefo_runtime.system.emitter import Emitter
+from mecefo_runtime.system.json_values import to_json
 from mecefo_runtime.system.run_records import RunOverlapped
 from tests.harness.summaries import summarized
 from tests.harness.synthetic import run
@@ -94,8 +95,8 @@ def test_the_summary_says_from_when_to_when_and_compare_that_there_was_company()
     assert (second["folder"], second["from_seconds"], second["until_seconds"]) == ("/runs/x", 2.0, None)
     (caveat,) = (one for one in summary["caveats"] if "shared the machine" in one)
     assert caveat.startswith("2 other runs of chaos") and "/runs/x, from 2.00 s to the end of this run" in caveat
-    found = Summary.from_json(summary)
-    assert found.to_json() == summary
+    found = read_summary(summary)
+    assert to_json(found) == summary
     sample = Sample("exact", None, {}, {}, [Run.of(found), Run.of(Summary())])
     assert overlapped_words(sample, "here").startswith("1 of 2 runs here shared the machine")
 
@@ -103,4 +104,4 @@ def test_the_summary_says_from_when_to_when_and_compare_that_there_was_company()
 def test_a_run_alone_has_no_caveat():
     summary = summarized(run())
     assert summary["overlapping_runs"] == [] and not any("shared the machine" in one for one in summary["caveats"])
-    assert overlapped_words(Sample("exact", None, {}, {}, [Run.of(Summary.from_json(summary))]), "here") is None
+    assert overlapped_words(Sample("exact", None, {}, {}, [Run.of(read_summary(summary))]), "here") is None

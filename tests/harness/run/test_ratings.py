@@ -11,12 +11,13 @@ from mecefo_runtime.job.config import PRESETS, ApproximationConfig, JobConfig
 from mecefo_runtime.planners import with_fixed_settings
 from mecefo_runtime.prediction.device_model import emulating, rescaled
 from mecefo_runtime.prediction.named_devices import named_device
+from mecefo_runtime.system.json_values import to_json
 from tests.planning import COSTS
 
 pytestmark = pytest.mark.unit
 
 JOB = JobConfig(dilation_ratio=8.0)
-OF_AN_EARLIER_RUN = {"costs": COSTS.to_dict(), "rated_as": JOB.rated_as, "ranks": JOB.rated_ranks, "were_given": False}
+OF_AN_EARLIER_RUN = {"costs": to_json(COSTS), "rated_as": JOB.rated_as, "ranks": JOB.rated_ranks, "were_given": False}
 TOGETHER = {"commit_seconds": 0.01, "layer_reduction_seconds": 0.02, "message_seconds": 0.003}
 
 
@@ -54,7 +55,7 @@ def test_none_where_there_is_nothing_to_rate_or_the_job_has_its_own(change):
 
 
 @pytest.mark.parametrize(
-    "costs", [None, {}, {"layer_forward_seconds": 1.0}, {**COSTS.to_dict(), "head_state_bytes": -1}]
+    "costs", [None, {}, {"layer_forward_seconds": 1.0}, {**to_json(COSTS), "head_state_bytes": -1}]
 )
 def test_none_of_a_summary_that_is_damaged(costs):
     assert with_ratings(JOB, {**OF_AN_EARLIER_RUN, "costs": costs}) is JOB
@@ -70,7 +71,7 @@ def emulated(time_scale: float, *, is_chosen: bool) -> JobConfig:
 def test_an_emulated_device_runs_at_the_scale_of_the_earlier_run_unless_another_was_asked_for():
     first = emulated(2.0, is_chosen=True)
     assert first.ratings is not None and first.rating_origin is not None
-    earlier = {"costs": first.ratings.to_dict(), **first.rating_origin.to_fields()}
+    earlier = {"costs": to_json(first.ratings), **first.rating_origin.to_fields()}
     again = with_ratings(emulated(3.0, is_chosen=True), earlier)
     assert isinstance(again, JobConfig) and again.emulation is not None and again.ratings is not None
     assert again.emulation.time_scale == pytest.approx(2.0)
@@ -82,7 +83,7 @@ def test_an_emulated_device_runs_at_the_scale_of_the_earlier_run_unless_another_
 
 
 def test_what_ranks_do_together_only_of_a_job_with_as_many_of_them():
-    earlier = {**OF_AN_EARLIER_RUN, "costs": {**COSTS.to_dict(), **TOGETHER}}
+    earlier = {**OF_AN_EARLIER_RUN, "costs": {**to_json(COSTS), **TOGETHER}}
     assert with_ratings(JOB, earlier).ratings == replace(COSTS, **TOGETHER)
     assert with_ratings(replace(JOB, data_parallel=2, pipeline=4), earlier).ratings == COSTS
 
@@ -97,11 +98,11 @@ def test_what_a_run_measured_is_kept_for_the_next_one_like_it(tmp_path):
     assert with_ratings(other, kept_ratings(tmp_path, other, "local")).ratings == COSTS
     # Once it is kept, it stays.
     newer = replace(COSTS, layer_forward_seconds=7.0)
-    keep_ratings(tmp_path, {**OF_AN_EARLIER_RUN, "costs": newer.to_dict()}, "local")
+    keep_ratings(tmp_path, {**OF_AN_EARLIER_RUN, "costs": to_json(newer)}, "local")
     assert with_ratings(JOB, kept_ratings(tmp_path, JOB, "local")).ratings == COSTS
     # What ranks do together is kept for each number of them.
     wide = replace(JOB, data_parallel=2, pipeline=4)
-    keep_ratings(tmp_path, {**OF_AN_EARLIER_RUN, "ranks": wide.rated_ranks, "costs": newer.to_dict()}, "local")
+    keep_ratings(tmp_path, {**OF_AN_EARLIER_RUN, "ranks": wide.rated_ranks, "costs": to_json(newer)}, "local")
     assert with_ratings(wide, kept_ratings(tmp_path, wide, "local")).ratings == newer
     assert with_ratings(JOB, kept_ratings(tmp_path, JOB, "local")).ratings == COSTS
 

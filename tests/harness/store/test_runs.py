@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from harness.comparison.stored import find_samples
 from harness.store.runs import RunNotFound, StoreError, find_run, list_runs, new_run_folder, safe_name
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.json_values import to_json
 
 pytestmark = pytest.mark.unit
 
@@ -224,7 +225,7 @@ class TestListRuns:
         assert entry.started == NOON
         assert entry.path == folder
         assert find_run(tmp_path, entry.reference) == folder
-        assert json.loads(json.dumps(entry.to_dict()))["started"] == "2026-11-21T12:00:00+00:00"
+        assert json.loads(json.dumps(to_json(entry)))["started"] == "2026-11-21T12:00:00+00:00"
 
     @pytest.mark.parametrize(
         ("job", "words"),
@@ -250,7 +251,7 @@ class TestListRuns:
         assert (listed["odd"].job, listed["odd"].reason) == (words, "")
         # A verdict that the log contradicts gets the contradiction as its reason.
         assert (listed["lost"].verdict, listed["lost"].reason) == ("inconclusive", "the end of the log is missing")
-        assert listed["lost"].to_dict()["job"] == words
+        assert to_json(listed["lost"])["job"] == words
 
     def test_newest_last_over_all_names(self, tmp_path):
         store(tmp_path, "b", now=NOON)

@@ -10,6 +10,7 @@ import pytest
 from chaos.experiment.device import read_device
 from mecefo_chaos.cli.main import run_cli
 from mecefo_runtime.job.config import PRESETS
+from mecefo_runtime.system.json_values import to_json
 
 pytestmark = pytest.mark.unit
 
@@ -20,7 +21,7 @@ def test_the_table_of_this_machine_is_measured_and_can_be_emulated(tmp_path: Pat
     assert run_cli(["calibrate", "--out", str(path), *shape, "--json"]) == 0
     printed = json.loads(capfd.readouterr().out)
     device = read_device(str(path))
-    assert printed == json.loads(path.read_text()) == device.to_dict()
+    assert printed == json.loads(path.read_text()) == to_json(device)
     assert (device.name, device.provenance, device.config) == ("mine", "measured", PRESETS["llama-tiny"])
     assert device.measurement is not None and device.measurement.torch
     assert "one thread" in device.device

@@ -12,6 +12,7 @@ from mecefo_runtime.job.costs import Costs, median_costs
 from mecefo_runtime.job.layout import EMBEDDING, HEAD, layer_unit
 from mecefo_runtime.model.model import build_unit
 from mecefo_runtime.prediction.predicted_costs import predict_costs
+from mecefo_runtime.system.json_values import from_json, to_json
 from tests.mecefo_runtime.planning import PLAIN, costs
 
 pytestmark = pytest.mark.unit
@@ -23,7 +24,7 @@ SMALL = ModelConfig(
 
 @given(costs())
 def test_round_trip(any_costs):
-    assert Costs.from_dict(any_costs.to_dict()) == any_costs
+    assert from_json(Costs, to_json(any_costs)) == any_costs
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Costs)])
@@ -40,10 +41,10 @@ def test_forward_and_backward_of_each_kind_of_layer():
 
 def test_costs_of_a_log_without_full_recomputation_are_read():
     # What `ratings` held before: the down projection is one of three maps of one size, of which two were measured.
-    old = {key: value for key, value in PLAIN.to_dict().items() if key != "fully_recomputed_backward_seconds"}
-    assert Costs.from_dict(old) == PLAIN
+    old = {key: value for key, value in to_json(PLAIN).items() if key != "fully_recomputed_backward_seconds"}
+    assert from_json(Costs, old) == PLAIN
     noisy = {**old, "degraded_backward_seconds": 2.0}
-    assert Costs.from_dict(noisy).fully_recomputed_backward_seconds == PLAIN.recomputed_backward_seconds
+    assert from_json(Costs, noisy).fully_recomputed_backward_seconds == PLAIN.recomputed_backward_seconds
 
 
 def test_the_median_is_taken_figure_by_figure():

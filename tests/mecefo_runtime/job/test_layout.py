@@ -17,6 +17,7 @@ from mecefo_runtime.job.layout import (
     split_evenly,
     unit_layer,
 )
+from mecefo_runtime.system.json_values import from_json, to_json
 
 pytestmark = pytest.mark.unit
 
@@ -152,7 +153,7 @@ class TestLayout:
     def test_valid_layouts_pass_and_round_trip(self, drawn):
         cluster, layout = drawn
         layout.check(cluster, range(cluster.num_ranks))
-        assert Layout.from_dict(layout.to_dict()) == layout
+        assert from_json(Layout, to_json(layout)) == layout
 
     @given(layouts())
     def test_microbatches_and_units_are_covered_exactly_once(self, drawn):

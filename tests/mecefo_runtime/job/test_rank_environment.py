@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.rank_environment import RankEnvironment
+from mecefo_runtime.system.json_values import to_json
 
 pytestmark = pytest.mark.unit
 
@@ -31,7 +32,7 @@ def test_it_comes_back_from_its_variables(data):
 
 
 def test_only_the_job_must_be_there():
-    assert RankEnvironment.read({"MECEFO_JOB": json.dumps(JOB.to_dict()), "OTHER": "x"}) == RankEnvironment(JOB)
+    assert RankEnvironment.read({"MECEFO_JOB": json.dumps(to_json(JOB)), "OTHER": "x"}) == RankEnvironment(JOB)
     assert RankEnvironment(JOB).variables().keys() == {"MECEFO_JOB"}
     with pytest.raises(KeyError):
         RankEnvironment.read({})

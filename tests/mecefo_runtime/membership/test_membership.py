@@ -25,6 +25,7 @@ from mecefo_runtime.membership.member_table import Stage
 from mecefo_runtime.membership.pending_losses import LOSS_GRACE_SECONDS
 from mecefo_runtime.membership.transitions import REJOIN_GRACE_SECONDS
 from mecefo_runtime.system.job_records import RatingsAgreed
+from mecefo_runtime.system.json_values import to_json
 from tests.mecefo_runtime.membership.membership_world import CLUSTER, TOTALS, SimulatedRank, World
 from tests.planning import COSTS, layout_of
 
@@ -47,7 +48,7 @@ def test_what_members_agree_on_on_their_way_in_is_said_once_and_stands_for_the_r
     world = World(rating_origin=RatingsAgreed(were_given=False))
     world.agreed = replace(COSTS, commit_seconds=0.5, message_seconds=0.25)
     world.start()
-    assert [fields["costs"] for kind, fields in world.events if kind == "ratings"] == [world.agreed.to_dict()]
+    assert [fields["costs"] for kind, fields in world.events if kind == "ratings"] == [to_json(world.agreed)]
     assert {form.ratings for form in world.forms} == {COSTS}
     world.forms.clear()
     world.commit(10)

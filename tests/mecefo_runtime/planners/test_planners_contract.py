@@ -14,6 +14,7 @@ from mecefo_runtime import planners
 from mecefo_runtime.job.config import ApproximationConfig, JobConfig
 from mecefo_runtime.job.layout import Cluster, Layout, Replica, Span, split_evenly
 from mecefo_runtime.planners import NoLayout, Situation, WipeOut
+from mecefo_runtime.system.json_values import from_json, to_json
 from tests.examples import FEW
 from tests.mecefo_runtime.planning import costs
 
@@ -126,7 +127,7 @@ def test_a_layout_is_sound_and_runs_on_the_living(name, situation):
     assert all(0 <= number < cluster.data_parallel for number in numbers)
     covered = [index for number in numbers for index in layout.microbatches_of(number)]
     assert sorted(covered) == list(range(cluster.num_microbatches))
-    assert Layout.from_dict(layout.to_dict()) == layout
+    assert from_json(Layout, to_json(layout)) == layout
 
 
 @any_data

@@ -13,6 +13,7 @@ from mecefo_runtime.planners import Situation, WipeOut, find
 from mecefo_runtime.stacks.placement import DoesNotFit, Placement
 from mecefo_runtime.stacks.rectlr import least_depth
 from mecefo_runtime.stacks.rulers import largest_redundancy
+from mecefo_runtime.system.json_values import from_json, to_json
 from tests.mecefo_runtime.planning import PLAIN
 
 pytestmark = pytest.mark.unit
@@ -59,7 +60,7 @@ def test_every_microbatch_is_computed_once_by_a_replica_that_holds_it(data: st.D
             assert set(layout.microbatches_of(replica.replica)) <= held
         if layout.assignment is not None:
             assert layout.assignment.depth >= least_depth(data_parallel, len(whole))
-            assert Layout.from_dict(layout.to_dict()) == layout
+            assert from_json(Layout, to_json(layout)) == layout
         current = layout
 
 

@@ -22,6 +22,7 @@ from mecefo_runtime.prediction.device_model import (
 )
 from mecefo_runtime.prediction.named_devices import NAMES, named_device
 from mecefo_runtime.prediction.step_time import step_seconds
+from mecefo_runtime.system.json_values import from_json, to_json
 
 pytestmark = pytest.mark.unit
 
@@ -148,7 +149,7 @@ def test_an_emulated_job_has_the_layers_times_and_links_of_the_device():
     # Samples are the device's; of their tokens the arithmetic does a part.
     assert job.samples_per_step == 4 * 16 * 8
     assert job.emulated_tokens(job.tokens_per_step) == 4 * 16 * 8 * 256
-    assert JobConfig.from_dict(json.loads(json.dumps(job.to_dict()))) == job
+    assert from_json(JobConfig, json.loads(json.dumps(to_json(job)))) == job
 
 
 def test_everything_of_the_device_goes_with_its_time_scale():

@@ -10,6 +10,7 @@ from mecefo_runtime import planners
 from mecefo_runtime.job.layout import Cluster, Layout, configured_layout
 from mecefo_runtime.planners import NoLayout, Situation
 from mecefo_runtime.recovery.places import fill_places, filling_places, renamed
+from mecefo_runtime.system.json_values import from_json, to_json
 from tests.examples import FEW
 from tests.mecefo_runtime.planning import PLAIN
 
@@ -87,6 +88,6 @@ def test_with_too_few_spares_the_strategy_does_what_it_does(name):
 
 def test_who_stands_in_survives_the_wire_and_old_logs_know_of_nobody():
     layout = replace(configured_layout(BARE), stand_ins=((2, 8),))
-    assert Layout.from_dict(layout.to_dict()) == layout
-    old = {key: value for key, value in layout.to_dict().items() if key != "stand_ins"}
-    assert Layout.from_dict(old).stand_ins == ()
+    assert from_json(Layout, to_json(layout)) == layout
+    old = {key: value for key, value in to_json(layout).items() if key != "stand_ins"}
+    assert from_json(Layout, old).stand_ins == ()

@@ -23,6 +23,7 @@ from mecefo_runtime.system.devices import (
     require_device,
 )
 from mecefo_runtime.system.dilation import DevicePacer, Pacer, pacer_for
+from mecefo_runtime.system.json_values import from_json, to_json
 
 pytestmark = pytest.mark.unit
 
@@ -123,7 +124,7 @@ def test_numbers_are_read_as_they_are(values: list[list[float]]) -> None:
 
 def test_a_job_remembers_its_device():
     job = JobConfig(device="cuda")
-    assert JobConfig.from_dict(job.to_dict()) == job
+    assert from_json(JobConfig, to_json(job)) == job
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

@@ -12,6 +12,7 @@ from mecefo_runtime.comm.participant import CoordinatorAddress
 from mecefo_runtime.job.config import CheckpointConfig, JobConfig
 from mecefo_runtime.step import calibrate
 from mecefo_runtime.system.emitter import Emitter
+from mecefo_runtime.system.json_values import to_json
 from mecefo_runtime.training import trainer
 from mecefo_runtime.training.hooks import Hooks
 from mecefo_runtime.training.rank_setup import Observers, RankIdentity
@@ -60,7 +61,7 @@ def test_what_cuda_reads_from_the_environment_is_there_when_it_begins(monkeypatc
     monkeypatch.setattr(trainer, "has_driver", lambda: has_driver)
     monkeypatch.setattr(trainer.nccl, "prepare", lambda: done.append("prepared"))
     monkeypatch.setattr(trainer, "find_device", find_device)
-    monkeypatch.setattr(calibrate, "run_apart", lambda compute: json.dumps(COSTS.to_dict()))
+    monkeypatch.setattr(calibrate, "run_apart", lambda compute: json.dumps(to_json(COSTS)))
     with pytest.raises(Enough):
         begin(JobConfig(device=device))
     assert done == ["prepared"] * is_prepared + ["CUDA begins"]

@@ -35,7 +35,7 @@ class Evidence:
                 {"name": m.name, "label": m.label, "strategy": m.strategy, "quality": m.quality, "words": m.words}
                 for m in METHODS.values()
             ],
-            "throughput": [_row_to_dict(row) for row in self.rows],
+            "throughput": [_row_values(row) for row in self.rows],
             "memory": [{**asdict(one), "fits": {m: one.fits(m) for m in one.needed_bytes}} for one in self.memory],
             "perplexity": {"paper": {size: dict(of) for size, of in PERPLEXITY.items()}, **asdict(self.convergence)},
             "fault_free": asdict(self.fault_free),
@@ -43,7 +43,7 @@ class Evidence:
         }
 
 
-def _row_to_dict(row: Row) -> dict[str, Any]:
+def _row_values(row: Row) -> dict[str, Any]:
     method = METHODS[row.cell.method]
     return {"key": row.cell.key, "strategy": method.strategy, "quality": method.quality, **asdict(row)}
 

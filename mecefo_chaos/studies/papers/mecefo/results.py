@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
+from typing import ClassVar
 
 from chaos.errors import EnvironmentFailure, UsageError
 from chaos.user_files import read_regular
@@ -31,6 +32,8 @@ class Result:
 
     `twin_step_seconds` is the failure-free step of the twin among the results that it was read with, None without one.
     """
+
+    STORED_FORMAT: ClassVar[str] = FORMAT
 
     run: EmulatedRun
     date: str
@@ -108,15 +111,12 @@ def paired(results: Iterable[Result]) -> Results:
 
 
 def _text(result: Result) -> str:
-    return json.dumps({"format": FORMAT, **to_json(result)}, indent=1) + "\n"
+    return json.dumps(to_json(result), indent=1) + "\n"
 
 
 def _parse(raw: bytes, path: Path) -> Result:
     try:
-        values = json.loads(raw)
-        if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
-            raise UsageError(f'is no result of an emulated run: its format is not "{FORMAT}"', path=str(path))
-        return from_json(Result, values)
+        return from_json(Result, json.loads(raw))
     except (ValueError, RecursionError) as error:
         said = str(error) if isinstance(error, JsonTypeError) else "it is no JSON"
         raise UsageError(f"is no result of an emulated run: {said}", path=str(path)) from error

@@ -49,7 +49,7 @@ class Evidence:
         """Everything as plain JSON values."""
         return {
             "seed": self.seed,
-            "survival": [_odds_to_dict(one) for one in self.odds],
+            "survival": [_odds_values(one) for one in self.odds],
             "schemes": [asdict(row) for row in self.schemes],
             "rungs": [asdict(row) for row in self.rungs],
             "eight_nodes": [asdict(run) for run in self.of_nodes],
@@ -94,7 +94,7 @@ def evidence_of(
     )
 
 
-def _odds_to_dict(odds: Odds) -> dict[str, Any]:
+def _odds_values(odds: Odds) -> dict[str, Any]:
     samples = {
         name: None if one is None or not one.num_draws else {**asdict(one), "interval": list(one.interval)}
         for name, one in (("drawn", odds.drawn), ("lived", odds.lived))

@@ -18,6 +18,7 @@ from mecefo_chaos.studies.papers.mecefo.perplexity import POLICIES, Convergence,
 from mecefo_chaos.studies.papers.mecefo.setting import METHODS, MICROBATCHES, SHAPES, Cell, cells
 from mecefo_chaos.studies.papers.mecefo.verdicts import TOLERANCE, row_of
 from mecefo_chaos.studies.papers.rules import MIN_RUNS
+from mecefo_runtime.system.json_values import to_json
 from tests.mecefo_chaos.studies.papers.mecefo.made import results_of, run_of
 
 pytestmark = pytest.mark.unit
@@ -190,7 +191,7 @@ def test_a_gate_is_decided_by_the_runs_of_its_own_cell(gate):
 def test_a_gate_has_value_range_and_n_of_one_cell(gate):
     found = gate_with(gate, [0.001, 0.002, 0.004])
     assert (found.figure.least, found.figure.median, found.figure.greatest) == pytest.approx((0.001, 0.002, 0.004))
-    document = found.gate.to_dict()
+    document = to_json(found.gate)
     assert [document[key] for key in ("least", "value", "greatest", "num_seeds")] == [
         found.figure.least,
         found.figure.median,

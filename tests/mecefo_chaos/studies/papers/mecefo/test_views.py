@@ -34,23 +34,23 @@ def found():
 def test_what_was_measured_undilated_is_in_all_three(found):
     for text in (check_text(found), render(found)):
         assert "12.3%" in text and "10.0% to 14.0%" in text and "a machine" in text
-    assert found.to_dict()["undilated"]["rows"][0]["median_ratio"] == 0.123
+    assert found.document()["undilated"]["rows"][0]["median_ratio"] == 0.123
 
 
 def test_every_gate_and_verdict_and_open_question_is_in_all_three(found):
-    text, page, document = one_line(check_text(found, WIDE)), render(found), json.dumps(found.to_dict())
+    text, page, document = one_line(check_text(found, WIDE)), render(found), json.dumps(found.document())
     for gate in found.gates:
         assert gate.name in text and gate.name in page and gate.name in document
     assert "0.42%" in text and "0.42%" in page
     for finding in found.findings:
         for words in (finding.claim, finding.ours, finding.verdict, finding.rule):
             assert words in text and words in html.unescape(page)
-    assert [list(one["figures"]) for one in found.to_dict()["findings"]] == [
+    assert [list(one["figures"]) for one in found.document()["findings"]] == [
         [asdict(figure) for figure in finding.figures] for finding in found.findings
     ]
     for verdict in ("better than the paper", "not reproduced", "cannot be decided here", "reproduced"):
         assert verdict in text and verdict in page and verdict in document
-    assert text.count("what would decide it") == len(found.to_dict()["open"]) == page.count("What would decide it")
+    assert text.count("what would decide it") == len(found.document()["open"]) == page.count("What would decide it")
 
 
 def test_the_findings_are_those_whose_verdicts_are_turned_by_a_test(found):
@@ -58,7 +58,7 @@ def test_the_findings_are_those_whose_verdicts_are_turned_by_a_test(found):
 
 
 def test_every_row_says_which_strategy_and_which_quality_it_is(found):
-    text, page, document = check_text(found), render(found), found.to_dict()
+    text, page, document = check_text(found), render(found), found.document()
     for method in METHODS.values():
         assert f"\n  {method.label} " in text and f">{method.label}<" in page
     labels = {row["key"]: (row["strategy"], row["quality"]) for row in document["throughput"]}
@@ -70,7 +70,7 @@ def test_every_row_says_which_strategy_and_which_quality_it_is(found):
 
 def test_the_figure_that_decides_a_row_is_in_all_three(found):
     text, page = one_line(check_text(found, WIDE, with_details=True)), render(found)
-    for row, values in zip(found.evidence.rows, found.to_dict()["throughput"], strict=True):
+    for row, values in zip(found.evidence.rows, found.document()["throughput"], strict=True):
         figure = row.figure
         assert values["figure"] == asdict(figure) and values["basis"] == row.basis
         shown = (f"{figure.median:z.2%}", f"{figure.least:z.2%} to {figure.greatest:z.2%}")

@@ -25,7 +25,7 @@ def found():
 
 
 def test_every_gate_claim_table_and_open_question_is_in_all_three(found) -> None:
-    text, page, document = one_line(check_text(found, WIDE)), render(found), found.to_dict()
+    text, page, document = one_line(check_text(found, WIDE)), render(found), found.document()
     told = json.dumps(document)
     for gate in found.gates:
         assert gate.name in text and gate.name.replace("'", "&#39;") in page and gate.name in told

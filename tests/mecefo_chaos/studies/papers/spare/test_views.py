@@ -82,7 +82,7 @@ def test_what_was_not_simulated_is_undecided(simulated) -> None:
 
 
 def test_every_gate_claim_table_and_open_question_is_in_all_three(good) -> None:
-    text, page, document = one_line(check_text(good, WIDE)), render(good), good.to_dict()
+    text, page, document = one_line(check_text(good, WIDE)), render(good), good.document()
     told = json.dumps(document)
     for gate in good.gates:
         assert gate.name in text and gate.name.replace("'", "&#39;") in page and gate.name in told
