@@ -29,7 +29,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from datetime import datetime
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from pathlib import Path, PurePath
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -233,7 +233,7 @@ def _reader(kind: Any, lenient: bool) -> Reader:
     if kind is Any:
         return _same
     if kind in (bool, int, str, float, NoneType):
-        return _LENIENT[kind] if lenient else lambda raw: _plain(kind, raw)
+        return _LENIENT[kind] if lenient else partial(_plain, kind)
     if origin in (Union, UnionType):
         return _union(arguments, lenient)
     if origin is Literal:
@@ -344,7 +344,7 @@ def _union(kinds: tuple[Any, ...], lenient: bool) -> Reader:
     def read(raw: object) -> object:
         if raw is None and is_optional:
             return None
-        if (own := exact.get(type(raw))) is not None:
+        if exact and (own := exact.get(type(raw))) is not None:
             return own(raw)
         error: JsonTypeError | None = None
         for reader_of_kind in readers:
@@ -376,7 +376,7 @@ def _sequence(origin: Any, arguments: tuple[Any, ...], lenient: bool) -> Reader:
 
         return read_fixed
     part = _reader(arguments[0], lenient)
-    return lambda raw: origin(part(item) for item in items(raw))
+    return lambda raw: origin([part(item) for item in items(raw)])
 
 
 def _mapping(key_kind: Any, value_kind: Any, lenient: bool) -> Reader:
@@ -469,47 +469,63 @@ def _dataclass_reader(kind: Any, lenient: bool) -> Reader:
     members = _members(kind)
     flat = [(member, {part.key for part in _members(member.hint)}) for member in members if member.is_flat]
     own = {
-        member.key: (member, member.reader(lenient))
+        member.key: (member.name, member.reader(lenient))
         for member in members
         if not (member.is_flat or member.is_not_written)
     }
-    required = {key for key, (member, _) in own.items() if member.is_required}
-    known = own.keys() | set(getattr(kind, "ALSO_WRITTEN", {})) | {key for _, keys in flat for key in keys}
+    required = {member.key for member in members if member.is_required and member.key in own}
+    known = own.keys() | set(getattr(kind, "ALSO_WRITTEN", ())) | {key for _, keys in flat for key in keys}
     may_have_more = lenient or getattr(kind, "MAY_HAVE_MORE", False)
-    from_older = getattr(kind, "from_older", None)
-    stored_format = getattr(kind, "STORED_FORMAT", None)
-    defaulted = {key for key, (member, _) in own.items() if not (member.is_required or member.can_be_none)}
+    null_is_default = {member.key for member in members if lenient and not (member.is_required or member.can_be_none)}
+    kinds: Any = Mapping if lenient else dict
+    prepare = _preparation(kind)
 
     def read(raw: Any) -> object:
-        if not isinstance(raw, Mapping if lenient else dict):
+        if not isinstance(raw, kinds):
             return _refuse(kind.__name__, raw)
-        if stored_format is not None:
-            if raw.get("format") != stored_format:
-                raise FormatError(f'its format is {str(raw.get("format"))[:40]!r}, not "{stored_format}"')
-            raw = {key: item for key, item in raw.items() if key != "format"}
-        if from_older is not None:
-            try:
-                raw = from_older(raw)
-            except (TypeError, ValueError, AttributeError, LookupError) as error:
-                raise JsonTypeError(f"{kind.__name__}: {error}") from error
-        if not may_have_more and (unknown := raw.keys() - known):
-            raise JsonTypeError(f"{kind.__name__} has no {sorted(unknown)}")
-        if missing := required - raw.keys():
-            raise JsonTypeError(f"{kind.__name__} lacks {sorted(missing)}")
+        if prepare is not None:
+            raw = prepare(raw)
+        keys = raw.keys()
+        if not (may_have_more or keys <= known):
+            raise JsonTypeError(f"{kind.__name__} has no {sorted(keys - known)}")
+        if not required <= keys:
+            raise JsonTypeError(f"{kind.__name__} lacks {sorted(required - keys)}")
         values = {}
         for key, item in raw.items():
-            if key not in own or (lenient and item is None and key in defaulted):
+            if (member := own.get(key)) is None or (item is None and key in null_is_default):
                 continue
-            member, read_member = own[key]
+            name, read_member = member
             try:
-                values[member.name] = read_member(item)
+                values[name] = read_member(item)
             except JsonTypeError as error:
-                raise JsonTypeError(f"{kind.__name__}.{member.name}: {error}") from error
-        for member, keys in flat:
-            values[member.name] = _reader(member.hint, lenient)({key: raw[key] for key in keys if key in raw})
+                raise JsonTypeError(f"{kind.__name__}.{name}: {error}") from error
+        for outer, parts in flat:
+            values[outer.name] = _reader(outer.hint, lenient)({key: raw[key] for key in parts if key in raw})
         try:
             return kind(**values)
         except ValueError as error:
             raise JsonTypeError(f"{kind.__name__}: {error}") from error
 
     return read
+
+
+def _preparation(kind: Any) -> Callable[[Mapping[str, Any]], Mapping[str, Any]] | None:
+    """What is done to an object of `kind` before it is read: its format is checked, and older forms are translated."""
+    stored_format, from_older = getattr(kind, "STORED_FORMAT", None), getattr(kind, "from_older", None)
+    if stored_format is None and from_older is None:
+        return None
+
+    def prepare(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        if stored_format is not None:
+            if raw.get("format") != stored_format:
+                raise FormatError(f'its format is {str(raw.get("format"))[:40]!r}, not "{stored_format}"')
+            raw = {key: item for key, item in raw.items() if key != "format"}
+        if from_older is None:
+            return raw
+        try:
+            older: Mapping[str, Any] = from_older(raw)
+        except (TypeError, ValueError, AttributeError, LookupError) as error:
+            raise JsonTypeError(f"{kind.__name__}: {error}") from error
+        return older
+
+    return prepare
