@@ -141,7 +141,9 @@ def _writer(kind: type) -> Callable[[Any], Any]:
     if hasattr(kind, "to_dict"):
         return lambda value: value.to_dict()
     if issubclass(kind, Mapping):
-        return lambda value: {str(key): _writer_of(type(item))(item) for key, item in value.items()}
+        return lambda value: {
+            str(key): item if type(item) in ATOMS else _writer_of(type(item))(item) for key, item in value.items()
+        }
     if issubclass(kind, set | frozenset):
         return lambda value: _list_of(sorted(value))
     if issubclass(kind, tuple | list):
