@@ -29,6 +29,7 @@ from mecefo_runtime.job.config import PRESETS, JobConfig, ModelConfig
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.system.json_values import JsonTypeError, from_json, to_json
+from mecefo_runtime.system.reason import Reason
 from tests.mecefo_runtime.planning import PLAIN
 
 pytestmark = pytest.mark.unit
@@ -46,6 +47,7 @@ LEAVES = {
 NOT_FINITE = st.sampled_from([math.nan, math.inf, -math.inf])
 # Classes that check their values: some of those that pass.
 CHECKED = {
+    Reason: st.builds(Reason, words, step=st.none() | st.integers(0, 9)),
     ModelConfig: st.sampled_from(list(PRESETS.values())),
     Costs: st.builds(lambda ratio: PLAIN.scaled(ratio), st.floats(0.1, 9)),
     JobConfig: st.builds(
