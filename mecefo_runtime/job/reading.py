@@ -16,6 +16,7 @@ from typing import Any
 
 from mecefo_runtime.job.config import PRESETS, QUALITIES, JobConfig, JobSettings, quality_of
 from mecefo_runtime.job.setting import BYTES_PER_UNIT, SECONDS_PER_UNIT, Place, alternatives, own_places, words_of
+from mecefo_runtime.system.json_values import from_json
 
 _QUANTITY = re.compile(r"(\d{1,16}(?:\.\d{1,9})?)\s*([A-Za-z]*)")
 # What only the harness does, with the words that ask for nothing.
@@ -43,7 +44,7 @@ def read_file(path: Path) -> tuple[JobConfig | None, dict[str, Any]]:
         # Every scalar stays text: the type of its setting says how it is read.
         raw = yaml.load(content, Loader=yaml.BaseLoader) if len(content) <= _MAX_FILE_BYTES else None
         if isinstance(raw, dict) and isinstance(raw.get("model"), dict):
-            return JobConfig.from_dict(json.loads(content)), {}
+            return from_json(JobConfig, json.loads(content)), {}
     except OSError as error:
         raise SettingError(f"{path} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError, TypeError, KeyError) as error:

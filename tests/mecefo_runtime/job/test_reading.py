@@ -8,6 +8,7 @@ import pytest
 from mecefo_runtime.job.config import PRESETS, CheckpointConfig, JobConfig, JobSettings, SnapshotConfig
 from mecefo_runtime.job.reading import SettingError, read_file, with_settings
 from mecefo_runtime.job.setting import help_of, own_places, places
+from mecefo_runtime.system.json_values import to_json
 
 pytestmark = pytest.mark.unit
 
@@ -107,7 +108,7 @@ def test_a_mistake_is_named(raw, message):
         "steps: 7\nsnapshots: {every: 2}\npacing: off\n",
         '{"steps": 7, "snapshots": {"every": 2}, "pacing": "off"}',
         "name: x\nseed: 0\njob:\n  steps: 7\n  snapshots: {every: 2}\n  pacing: off\nfaults: []\n",
-        json.dumps(JobConfig(steps=7, snapshots=SnapshotConfig(every_steps=2), pacing="off").to_dict()),
+        json.dumps(to_json(JobConfig(steps=7, snapshots=SnapshotConfig(every_steps=2), pacing="off"))),
     ],
 )
 def test_a_file_is_settings_an_experiment_or_a_whole_job(tmp_path, text):

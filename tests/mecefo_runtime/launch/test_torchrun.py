@@ -8,6 +8,7 @@ import yaml
 from chaos.experiment.reading import from_mapping
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.launch.torchrun import LauncherEnvironment, LaunchError, job_of
+from mecefo_runtime.system.json_values import to_json
 
 pytestmark = pytest.mark.unit
 
@@ -60,7 +61,7 @@ def test_options_replace_what_a_file_says(file):
 def test_a_whole_job_of_the_runtime_is_run_as_it_is(file, tmp_path):
     job = job_of(PLACE, {}, file)
     path = tmp_path / "whole.json"
-    path.write_text(json.dumps(job.to_dict()))
+    path.write_text(json.dumps(to_json(job)))
     assert job_of(PLACE, {}, path) == job
     assert job_of(PLACE, {"steps": 3}, path).steps == 3
 
