@@ -14,6 +14,7 @@ from harness.judging.summary import Summary
 from harness.report import github, html, junit
 from harness.report.terminal import render
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.json_values import to_json
 from tests.harness.judging.test_golden_summaries import LOGS
 
 pytestmark = pytest.mark.unit
@@ -62,4 +63,4 @@ def test_the_runs_have_many_kinds_of_reasons():
     summaries = [summarize(log()) for log in LOGS.values()]
     assert len({one.code for summary in summaries for one in summary.reason_codes}) >= 10
     assert len({one.code for summary in summaries for one in summary.caveat_codes}) >= 5
-    assert json.dumps([summary.to_json() for summary in summaries])
+    assert json.dumps([to_json(summary) for summary in summaries])
