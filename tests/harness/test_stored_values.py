@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from chaos.faults import registry
 from chaos.host.undo_record import UndoRecord
-from chaos.undo.run_registry import OpenRun
 from harness.analysis.command.failure_cause import FailureCause
 from harness.comparison.sample import RunSet
 from harness.judging.summary import Summary
@@ -87,7 +86,7 @@ def values_of(kind: Any, is_finite: bool) -> st.SearchStrategy[Any]:
 
 
 RECORDS = sorted({fault.Record for fault in registry().values() if fault.Record is not UndoRecord}, key=str)
-KINDS = [Summary, RunSet, FailureCause, OpenRun, Networks, Layout, Assignment, Costs, JobConfig, Identity, *RECORDS]
+KINDS = [Summary, RunSet, FailureCause, Networks, Layout, Assignment, Costs, JobConfig, Identity, *RECORDS]
 
 
 def text_of(value: object) -> str:
