@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.analysis.state import RunState
-from harness.judging.summary import Summary
+from harness.judging.summary import read_summary
 from harness.report.story import story
 from mecefo_runtime.system.clocks import MOMENT_SUFFIX, ClockMapping, ClockSample
 from mecefo_runtime.system.events import Event, Origin
@@ -64,8 +64,8 @@ def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 @settings(max_examples=10, deadline=None)
 @given(st.floats(-1.0, 1.0))
 def test_the_figures_are_those_of_one_clock_within_what_they_say(error):
-    one_clock = summarized(run(twin=False))
-    two_clocks = summarized(as_recorded(run(twin=False), mapping_of(error)))
+    one_clock = summarized(run(baseline=False))
+    two_clocks = summarized(as_recorded(run(baseline=False), mapping_of(error)))
     (incident,) = two_clocks["incidents"]
     doubts = incident.pop("uncertainty_seconds")
     assert doubts["recovery_seconds"] == pytest.approx(UNCERTAINTY_SECONDS, abs=ROUNDING_SECONDS)
@@ -87,7 +87,7 @@ def test_the_figures_are_those_of_one_clock_within_what_they_say(error):
 
 
 def test_live_and_stored_are_the_same():
-    events = [Event.from_json(event.to_json()) for event in as_recorded(run(twin=False), mapping_of(0.5))]
+    events = [Event.from_json(event.to_json()) for event in as_recorded(run(baseline=False), mapping_of(0.5))]
     stored = [Event.from_json(event.to_json()) for event in events]
     assert stored == events
     live, read = RunState(), RunState()
@@ -111,7 +111,7 @@ def test_live_and_stored_are_the_same():
 @pytest.mark.parametrize("aggregate", ["max", "p95", "mean"])
 def test_a_gate_whose_limit_is_within_the_uncertainty_is_undecided(limit, passed, aggregate):
     gates = [f"recovery_seconds {aggregate} < {limit}", f"detection_seconds {aggregate} < {limit}"]
-    summary = summarized(as_recorded(run(twin=False, gates=gates), mapping_of(0.0)))
+    summary = summarized(as_recorded(run(baseline=False, gates=gates), mapping_of(0.0)))
     uncertain, certain = summary["gates"][:2]
     assert uncertain["passed"] is passed and certain["passed"] is True
     assert (summary["verdict"] == "inconclusive") == (passed is None)
@@ -120,7 +120,7 @@ def test_a_gate_whose_limit_is_within_the_uncertainty_is_undecided(limit, passed
 
 
 def test_a_run_is_not_ended_for_what_may_be_the_clocks():
-    events = as_recorded(now(run(twin=False)), mapping_of(0.0))
+    events = as_recorded(now(run(baseline=False)), mapping_of(0.0))
     assert Told(f"recovery_seconds < {RECOVERY_SECONDS - UNCERTAINTY_SECONDS / 2}").feed(events).ends == []
     told = Told(f"recovery_seconds < {RECOVERY_SECONDS - 3 * UNCERTAINTY_SECONDS}").feed(events)
     assert [reason for reason, _ in told.ends] == ["aborted"]
@@ -128,7 +128,7 @@ def test_a_run_is_not_ended_for_what_may_be_the_clocks():
 
 
 def test_the_story_says_how_uncertain_a_time_is():
-    raw = summarized(as_recorded(run(twin=False), mapping_of(0.0)))
-    assert Summary.from_json(raw).to_json() == raw
-    assert any("± 2 ms" in sentence for sentence in story(Summary.from_json(raw)))
-    assert not any("±" in sentence for sentence in story(Summary.from_json(summarized(run(twin=False)))))
+    raw = summarized(as_recorded(run(baseline=False), mapping_of(0.0)))
+    assert read_summary(raw).to_json() == raw
+    assert any("± 2 ms" in sentence for sentence in story(read_summary(raw)))
+    assert not any("±" in sentence for sentence in story(read_summary(summarized(run(baseline=False)))))
