@@ -16,6 +16,7 @@ from harness.report.story import story
 from mecefo_runtime.system.clocks import MOMENT_SUFFIX, ClockMapping, ClockSample
 from mecefo_runtime.system.events import Event, Origin
 from mecefo_runtime.system.host import Host
+from mecefo_runtime.system.json_values import to_json
 from tests.harness.judging.test_early_end import Told, now
 from tests.harness.summaries import summarized
 from tests.harness.synthetic import run
@@ -129,6 +130,6 @@ def test_a_run_is_not_ended_for_what_may_be_the_clocks():
 
 def test_the_story_says_how_uncertain_a_time_is():
     raw = summarized(as_recorded(run(baseline=False), mapping_of(0.0)))
-    assert read_summary(raw).to_json() == raw
+    assert to_json(read_summary(raw)) == raw
     assert any("± 2 ms" in sentence for sentence in story(read_summary(raw)))
     assert not any("±" in sentence for sentence in story(read_summary(summarized(run(baseline=False)))))
