@@ -36,7 +36,6 @@ from harness.run.ratings import keep_ratings, kept_ratings, with_ratings
 from harness.store.files import write_whole
 from harness.store.runs import new_run_folder
 from mecefo_runtime.job.config import JobConfig
-from mecefo_runtime.system.devices import DeviceError, require_device
 from mecefo_runtime.system.json_values import to_json
 from mecefo_runtime.system.reason import Reason
 

@@ -20,7 +20,6 @@ from mecefo_chaos.cli.shared.experiment_options import CommandOfAnExperiment, re
 from mecefo_chaos.cli.shared.grouped import option
 from mecefo_chaos.cli.shared.options import JSON_OPTION, OUT_OPTION, FileToWrite
 from mecefo_chaos.cli.shared.output import echo, is_for_github, print_as_is, print_json
-from mecefo_chaos.cli.shared.said import read_experiment
 from mecefo_runtime.system.json_values import to_json
 
 if TYPE_CHECKING:
