@@ -266,7 +266,7 @@ COMMANDS = (
     *("schema", "serve", "shrink", "validate"),
 )
 OPTIONS_OF_RUN = (
-    *("--at", "--on", "--for", "--repair", "--every", "--rate", "--count", "--within", "--retrigger"),
+    *("--at", "--on", "--for", "--reference", "--repair", "--every", "--rate", "--count", "--within", "--retrigger"),
     *("--profile", "--param", "-p", "--and", "--nodes-per-rack"),
     *(
         "--nodes",

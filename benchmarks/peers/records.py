@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from harness.analysis.steps import CommittedStep, baseline, median_step_seconds
+from harness.analysis.steps import CommittedStep, median_step_seconds, steps_before
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,4 +137,4 @@ def usual_step_seconds(kill: Kill, attempts: Sequence[Attempt]) -> float | None:
                 previous_seconds=previous,
             )
         )
-    return median_step_seconds(baseline(steps, kill.at_seconds))
+    return median_step_seconds(steps_before(steps, kill.at_seconds))

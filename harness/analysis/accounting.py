@@ -214,7 +214,7 @@ class _Stretch:
             timeline.usual_gap_seconds if self.absences else None,
             tuple(self._regrouped()),
             slow,
-            median_step_seconds(timeline.baseline) if slow else None,
+            median_step_seconds(timeline.before) if slow else None,
         )
 
     def _regrouped(self) -> Sequence[float]:
@@ -261,7 +261,7 @@ def _stretches(timeline: Timeline, until_seconds: float) -> Iterable[_Stretch]:
 
 def _charge_slow_steps(pieces: Iterable[tuple[Segment, int | None]], timeline: Timeline) -> Iterable[Segment]:
     """Split the time of each degraded step: what a pre-fault step takes is productive, the rest is degraded speed."""
-    reference, steps = median_step_seconds(timeline.baseline), timeline.steps.first
+    reference, steps = median_step_seconds(timeline.before), timeline.steps.first
     left_over: dict[int, float] = {}
     for segment, step in pieces:
         if step is None or reference is None or not timeline.is_degraded(steps[step]):

@@ -20,7 +20,7 @@ from harness.analysis.steps import (
     num_committed,
     showing_recovery,
     shows_recovery,
-    undisturbed_baseline,
+    undisturbed_before,
 )
 from mecefo_runtime.system.clocks import uncertainty_between
 from mecefo_runtime.system.job_records import CoordinatorRestarted, Isolated, Restarting
@@ -323,7 +323,7 @@ def read_incidents(
     }
     detections, unplanned = attribution.detections, attribution.unplanned
     first_injected = min((injected.monotonic_seconds for injected in injections.values()), default=0.0)
-    before = median_work_per_second(undisturbed_baseline(steps.first, first_injected, unplanned))
+    before = median_work_per_second(undisturbed_before(steps.first, first_injected, unplanned))
     causes = sorted((*detections.values(), *(loss.detected for loss in unplanned)))
     newest_began = max((step.began_seconds for step in steps.every), default=-inf)
     incidents = []

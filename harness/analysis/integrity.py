@@ -18,17 +18,17 @@ LOSS_STEPS = 10
 
 @dataclass(frozen=True, slots=True)
 class LossComparison:
-    """Cross-entropy in nats per token. None: no such step, no twin, or a loss that is not a finite number.
+    """Cross-entropy in nats per token. None: no such step, no baseline, or a loss that is not a finite number.
 
     Of a job that resumed from an earlier step the history counts that it kept (see `harness.analysis.history`). `final`
-    and `twin` are means over the same last `num_steps` steps, those that both jobs committed (without a baseline: the
-    main job's last). `deviation_ratio` is |final - twin| / twin; `curve_max_deviation_ratio` the largest such ratio of
-    any single step. `first_non_finite_step` is the first step of the main job whose loss is NaN or infinite, in work
-    that was thrown away, too.
+    and `baseline` are means over the same last `num_steps` steps, those that both jobs committed (without a baseline:
+    the main job's last). `deviation_ratio` is |final - baseline| / baseline; `curve_max_deviation_ratio` the largest
+    such ratio of any single step. `first_non_finite_step` is the first step of the main job whose
+    loss is NaN or infinite, in work that was thrown away, too.
     """
 
     final: float | None
-    twin: float | None
+    baseline: float | None
     deviation_ratio: float | None
     curve_max_deviation_ratio: float | None
     num_steps: int
@@ -36,20 +36,20 @@ class LossComparison:
 
 
 def compare_losses(
-    main: Sequence[CommittedStep], twin: Sequence[CommittedStep], every: Iterable[CommittedStep] | None = None
+    main: Sequence[CommittedStep], baseline: Sequence[CommittedStep], every: Iterable[CommittedStep] | None = None
 ) -> LossComparison:
     """The main job's losses and how far they are from the baseline's; `every` are also those that it did not keep."""
     ours = {step.step: step.loss for step in main if step.loss is not None}
-    theirs = {step.step: step.loss for step in twin if step.loss is not None}
+    theirs = {step.step: step.loss for step in baseline if step.loss is not None}
     both = sorted(ours.keys() & theirs.keys())
     last = (both if theirs else sorted(ours))[-LOSS_STEPS:]
     final = _finite(fmean(ours[step] for step in last)) if last else None
-    twin_loss = _finite(fmean(theirs[step] for step in last)) if last and theirs else None
+    baseline_loss = _finite(fmean(theirs[step] for step in last)) if last and theirs else None
     deviations = [_deviation(ours[step], theirs[step]) for step in both]
     return LossComparison(
         final=final,
-        twin=twin_loss,
-        deviation_ratio=None if final is None or twin_loss is None else _deviation(final, twin_loss),
+        baseline=baseline_loss,
+        deviation_ratio=None if final is None or baseline_loss is None else _deviation(final, baseline_loss),
         curve_max_deviation_ratio=_largest(deviations),
         num_steps=len(last),
         first_non_finite_step=first_non_finite(main if every is None else every),
@@ -139,8 +139,8 @@ def samples_lost_of(step: int, samples: int | None, samples_checksum: int | None
     return 0 if samples_checksum is None or int(samples_checksum) == expected else 1
 
 
-def _deviation(loss: float, twin_loss: float) -> float | None:
-    return _finite(abs(loss - twin_loss) / twin_loss) if twin_loss else None
+def _deviation(loss: float, baseline_loss: float) -> float | None:
+    return _finite(abs(loss - baseline_loss) / baseline_loss) if baseline_loss else None
 
 
 def _largest(deviations: Sequence[float | None]) -> float | None:

@@ -22,7 +22,7 @@ from harness.analysis.words import (
     when,
 )
 from mecefo_runtime.system.command_records import NoStepSeen, OrphansEnded, StateChecksums, StepsCounted
-from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
+from mecefo_runtime.system.events import BASELINE_JOB, MAIN_JOB, Event
 from mecefo_runtime.system.host import pid_of
 from mecefo_runtime.system.job_records import (
     AttemptStarted,
@@ -192,7 +192,7 @@ class Narrator:
         steps = count(started.steps or 0, "step")
         steps += f", emulated {started.emulation['device']}" if started.emulation else ""
         steps += f", snapshots {started.snapshots}" if started.snapshots else ""
-        without = ", no faults (baseline)" if started.job == TWIN_JOB else ""
+        without = ", no faults (baseline)" if started.job == BASELINE_JOB else ""
         return f"job started: {count(started.num_ranks or 0, 'rank')}, {steps}{without}"
 
     def _of_an_incident(self, record: Record) -> str | None:
@@ -304,11 +304,11 @@ class Narrator:
         match record:
             case JobEnded() if record.job == MAIN_JOB:
                 # The baseline may now be ended and begun again.
-                self._ending.update((MAIN_JOB, TWIN_JOB))
+                self._ending.update((MAIN_JOB, BASELINE_JOB))
             case JobEnded() | JobFailed() | NoStepSeen():
                 self._ending.add(record.job)
             case Halted() | Aborted() | Interrupted():
-                self._ending.update((MAIN_JOB, TWIN_JOB))
+                self._ending.update((MAIN_JOB, BASELINE_JOB))
         match record:
             case NoStepSeen():
                 return "the command ended with exit code 0, and no training step was seen in it"

@@ -12,11 +12,11 @@ from harness.analysis.contained import Shared
 from harness.analysis.job_traits import read_traits
 from harness.analysis.ranks import Ranks
 from harness.analysis.step_ledger import StepLedger
-from harness.analysis.steps import BASELINE_STEPS, CommittedStep, usual_step_seconds
+from harness.analysis.steps import STEPS_BEFORE, CommittedStep, usual_step_seconds
 from harness.analysis.timeline import Timeline, Told, read
 from harness.analysis.words import num_layers
 from mecefo_runtime.system.command_records import StateChecksums
-from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
+from mecefo_runtime.system.events import BASELINE_JOB, MAIN_JOB, Event
 from mecefo_runtime.system.job_records import (
     CheckpointFailed,
     CheckpointWritten,
@@ -50,8 +50,8 @@ class RunState:
         self.unread: Counter[str] = Counter()
         self.ranks = Ranks()
         self.unix_offset_seconds = 0.0
-        self._steps = {MAIN_JOB: StepLedger(), TWIN_JOB: StepLedger()}
-        self._records: dict[str, list[Record]] = {MAIN_JOB: [], TWIN_JOB: []}
+        self._steps = {MAIN_JOB: StepLedger(), BASELINE_JOB: StepLedger()}
+        self._records: dict[str, list[Record]] = {MAIN_JOB: [], BASELINE_JOB: []}
         # Jobs whose records did not come by time.
         self._unsorted: set[str] = set()
         self._first_of: dict[tuple[type[Record], str], Record] = {}
@@ -97,8 +97,8 @@ class RunState:
                     Told(
                         records=self._in_order(MAIN_JOB),
                         steps=main.steps,
-                        twin_records=self._in_order(TWIN_JOB),
-                        twin=self._steps[TWIN_JOB].steps,
+                        baseline_records=self._in_order(BASELINE_JOB),
+                        baseline=self._steps[BASELINE_JOB].steps,
                         first_step_told_seconds=main.first_told_seconds,
                         checkpoints=tuple(sorted((at, at + seconds) for at, seconds in since)),
                         newest_saved_step=max(self._waits.keys() - self._unsaved.keys(), default=None),
@@ -160,7 +160,7 @@ class RunState:
 
     def usual_step_seconds(self, job: str = MAIN_JOB) -> float | None:
         """The recent median duration of a step of a job; None before the first."""
-        return usual_step_seconds(self.last_steps(job, BASELINE_STEPS))
+        return usual_step_seconds(self.last_steps(job, STEPS_BEFORE))
 
     def newest_step(self, job: str = MAIN_JOB) -> CommittedStep | None:
         """The step of a job that was committed last, also of those that are done again."""

@@ -18,7 +18,7 @@ T = TypeVar("T")
 WORK_UNITS = ("tokens", "samples", "steps")
 """What throughput is counted in: the first of these that every step of the job tells."""
 
-BASELINE_STEPS = 50
+STEPS_BEFORE = 50
 """The pre-fault speed is the median over at most this many steps before the first fault."""
 WARM_UP_STEPS = 5
 """The first steps of a job are left out of the pre-fault speed (allocators, caches and connections warm up in them)."""
@@ -153,7 +153,7 @@ def num_committed(steps: Sequence[CommittedStep], until_seconds: float) -> int:
     return bisect_right(steps, until_seconds, key=committed_seconds)
 
 
-def baseline(steps: Sequence[CommittedStep], until_seconds: float) -> tuple[CommittedStep, ...]:
+def steps_before(steps: Sequence[CommittedStep], until_seconds: float) -> tuple[CommittedStep, ...]:
     """The steps that tell the speed of a job before `until_seconds`: the last `BASELINE_STEPS` that committed by then.
 
     The first `WARM_UP_STEPS` of the job are left out when at least as many others remain.
@@ -161,12 +161,12 @@ def baseline(steps: Sequence[CommittedStep], until_seconds: float) -> tuple[Comm
     end = num_committed(steps, until_seconds)
     # By their order, not by their numbers: a job that continues from a checkpoint warms up, too.
     begin = WARM_UP_STEPS if end >= 2 * WARM_UP_STEPS else 0
-    return tuple(steps[max(begin, end - BASELINE_STEPS) : end])
+    return tuple(steps[max(begin, end - STEPS_BEFORE) : end])
 
 
 def usual_step_seconds(steps: Sequence[CommittedStep]) -> float | None:
     """The median duration of the last steps of a job; None before the first."""
-    return median_step_seconds(steps[-BASELINE_STEPS:])
+    return median_step_seconds(steps[-STEPS_BEFORE:])
 
 
 def shows_recovery(began_seconds: float, *, is_left_out: bool, injected_seconds: float) -> bool:
@@ -224,7 +224,7 @@ class Disturbance(Protocol):
         """When the job was at work again; None: never."""
 
 
-def undisturbed_baseline(
+def undisturbed_before(
     steps: Sequence[CommittedStep], until: float, unplanned: Sequence[Disturbance]
 ) -> tuple[CommittedStep, ...]:
     """The steps that give the speed before `until`: those since the last unplanned loss, if few came before the first.
@@ -233,10 +233,10 @@ def undisturbed_baseline(
     """
     earlier = [loss for loss in unplanned if loss.since < until]
     if not earlier:
-        return baseline(steps, until)
+        return steps_before(steps, until)
     resumed = earlier[-1].resumed
     since = steps[num_committed(steps, resumed) :] if resumed is not None else ()
     since = [step for step in since if step.began_seconds > earlier[-1].detected]
     if num_committed(since, until) >= WARM_UP_STEPS:
-        return baseline(since, until)
-    return baseline(steps, earlier[0].since) or baseline(steps, until)
+        return steps_before(since, until)
+    return steps_before(steps, earlier[0].since) or steps_before(steps, until)

@@ -71,7 +71,7 @@ def measure(timeline: Timeline) -> Throughput:
 def measured(timeline: Timeline) -> Throughput:
     """The throughput figures of a run."""
     steps = timeline.steps.first
-    before = median_work_per_second(timeline.baseline)
+    before = median_work_per_second(timeline.before)
     windows = windows_under_fault(timeline)
     during = _during(timeline, windows)
     after = steps_after(timeline, windows[-1][1]) if windows else []
@@ -87,7 +87,7 @@ def measured(timeline: Timeline) -> Throughput:
         whole_run_drop_ratio=_drop(whole_run, before),
         paid_capacity_ratio=_paid(whole_run, before, timeline),
         noise_ratio=_noise(timeline, num_within(timeline.steps, windows)),
-        num_steps_before=len(timeline.baseline),
+        num_steps_before=len(timeline.before),
         num_steps_after=len(after),
         unit=timeline.steps.unit,
         outage_seconds=_outage(timeline, windows),
@@ -97,12 +97,12 @@ def measured(timeline: Timeline) -> Throughput:
 
 def drop_ratio(timeline: Timeline) -> float | None:
     """`Throughput.drop_ratio` alone, for repeated queries of a run in progress."""
-    return _drop(_during(timeline, windows_under_fault(timeline)), median_work_per_second(timeline.baseline))
+    return _drop(_during(timeline, windows_under_fault(timeline)), median_work_per_second(timeline.before))
 
 
 def _outage(timeline: Timeline, windows: Sequence[tuple[float, float]]) -> float | None:
     """See `Throughput.outage_seconds`; None without a verified fault, or where no usual step is known."""
-    usual = median_step_seconds(timeline.baseline)
+    usual = median_step_seconds(timeline.before)
     if not windows or usual is None:
         return None
     every = timeline.steps.every

@@ -28,7 +28,7 @@ from harness.analysis.incident import MeasuredIncident, read_incidents
 from harness.analysis.job_traits import read_traits
 from harness.analysis.regroups import Stall, coordinator_downs, joined_times, read_stalls
 from harness.analysis.settling import settle
-from harness.analysis.steps import CommittedStep, Steps, median_step_seconds, undisturbed_baseline, usual_step_seconds
+from harness.analysis.steps import CommittedStep, Steps, median_step_seconds, undisturbed_before, usual_step_seconds
 from mecefo_runtime.job.traits import OF_RUNTIME, JobTraits
 from mecefo_runtime.system.command_records import LossNotFinite, NoStepSeen, StateChecksums
 from mecefo_runtime.system.job_records import (
@@ -75,7 +75,7 @@ class Timeline:
     `observation` are those of a command's job; `traits` says what kind of job it is. `not_due` are incidents that
     chance had planned and that did not fire, each with the reason.
     `losses` are those that the job told of, `unplanned` the ones that no fault explains (see `attribution`).
-    `twin_losses` are those of the baseline, in which no fault explains any, and `twin_failed` is why it failed.
+    `baseline_losses` are those of the baseline, in which no fault explains any, and `baseline_failed` is why it failed.
     """
 
     started_seconds: float
@@ -90,7 +90,7 @@ class Timeline:
     samples_per_step: int | None
     members_of: Mapping[int, int]
     steps: Steps
-    twin: Steps
+    baseline: Steps
     stalls: tuple[Stall, ...]
     coordinator_downs: tuple[tuple[float, float], ...]
     checkpoints: tuple[tuple[float, float], ...]
@@ -107,8 +107,8 @@ class Timeline:
     not_due: tuple[NotDue, ...] = ()
     losses: tuple[Loss, ...] = ()
     unplanned: tuple[UnplannedLoss, ...] = ()
-    twin_losses: tuple[UnplannedLoss, ...] = ()
-    twin_failed: Reason | None = None
+    baseline_losses: tuple[UnplannedLoss, ...] = ()
+    baseline_failed: Reason | None = None
     # How many steps an external job left out at its end, after the last one that it committed: its GradScaler ...
     steps_left_out: int = 0
     # ... or the script itself, of which only the passes are known, none of them finite.
@@ -132,12 +132,12 @@ class Timeline:
     @property
     def fault_free(self) -> Sequence[CommittedStep]:
         """The steps of the fault-free baseline; none of one that was disturbed."""
-        return () if self.is_twin_disturbed else self.twin.first
+        return () if self.is_baseline_disturbed else self.baseline.first
 
     @property
-    def is_twin_disturbed(self) -> bool:
+    def is_baseline_disturbed(self) -> bool:
         """Whether the baseline lost somebody, or failed: it is not fault-free then."""
-        return bool(self.twin_losses) or self.twin_failed is not None
+        return bool(self.baseline_losses) or self.baseline_failed is not None
 
     @cached_property
     def first_injected(self) -> float | None:
@@ -145,11 +145,11 @@ class Timeline:
         return min((i.injected for i in self.incidents if i.injected is not None), default=None)
 
     @cached_property
-    def baseline(self) -> tuple[CommittedStep, ...]:
+    def before(self) -> tuple[CommittedStep, ...]:
         """The steps that tell the pre-fault speed."""
         first = self.first_injected
         until = self.ended_seconds if first is None else first
-        return undisturbed_baseline(self.steps.first, until, self.unplanned)
+        return undisturbed_before(self.steps.first, until, self.unplanned)
 
     @cached_property
     def warm_ups(self) -> tuple[tuple[float, float, int], ...]:
@@ -158,8 +158,8 @@ class Timeline:
         Steady are three steps in a row of which none takes longer than twice the median before the first fault: what
         comes before is compilation, and caches that fill.
         """
-        usual = median_step_seconds(self.baseline)
-        if not self.traits.restarts_by_launcher or usual is None or len(self.baseline) < STEADY_STEPS:
+        usual = median_step_seconds(self.before)
+        if not self.traits.restarts_by_launcher or usual is None or len(self.before) < STEADY_STEPS:
             return ()
         firsts: dict[int, list[CommittedStep]] = {}
         for step in self.steps.every:
@@ -394,7 +394,7 @@ class Timeline:
     @cached_property
     def usual_gap_seconds(self) -> float:
         """What usually passes between the commit of a step and the beginning of the next one."""
-        return median([step.began_seconds - step.previous_seconds for step in self.baseline] or [0.0])
+        return median([step.began_seconds - step.previous_seconds for step in self.before] or [0.0])
 
     @cached_property
     def regrouped(self) -> list[float]:
@@ -426,7 +426,7 @@ class Timeline:
 class Told:
     """What the main job's events told: `records` by time, without those of steps and checkpoints, which are apart.
 
-    `twin_records` are those of its baseline. `checkpoints` are the times (from, to) for which training waited, of
+    `baseline_records` are those of its baseline. `checkpoints` are the times (from, to) for which training waited, of
     `num_checkpoints` the `unsaved_checkpoints` those that were not saved, with when and why.
     `began_seconds` and `ended_seconds` are when the first and the last event of the job happened, `newest_seconds` the
     last of all. `committed` and `saved` are what each process reported, repeated steps included.
@@ -434,8 +434,8 @@ class Told:
 
     records: Sequence[Record]
     steps: Steps
-    twin_records: Sequence[Record]
-    twin: Steps
+    baseline_records: Sequence[Record]
+    baseline: Steps
     first_step_told_seconds: float | None
     checkpoints: tuple[tuple[float, float], ...]
     num_checkpoints: int
@@ -473,7 +473,7 @@ def read(told: Told) -> Timeline:
     stalls = read_stalls(main, steps.first, ended, told.newest_seconds)
     attribution = Attribution(main, steps, restarts_by_launcher=has_attempts)
     finished = list(_of(RankFinished, main))
-    twin_losses, twin_failed = _of_the_twin(told)
+    baseline_losses, baseline_failed = _of_the_baseline(told)
     timeline = Timeline(
         started_seconds=started,
         ended_seconds=ended,
@@ -493,7 +493,7 @@ def read(told: Told) -> Timeline:
             if isinstance(one, LayoutTold | Regrouped) and one.epoch is not None and one.members is not None
         },
         steps=steps,
-        twin=told.twin,
+        baseline=told.baseline,
         stalls=stalls,
         coordinator_downs=coordinator_downs(main, ended),
         checkpoints=told.checkpoints,
@@ -514,13 +514,15 @@ def read(told: Told) -> Timeline:
         not_due=tuple(_of(NotDue, main)),
         losses=tuple(attribution.losses),
         unplanned=attribution.unplanned,
-        twin_losses=twin_losses,
-        twin_failed=twin_failed,
+        baseline_losses=baseline_losses,
+        baseline_failed=baseline_failed,
         is_running=is_running,
         newest_saved_step=told.newest_saved_step,
         state_checksums=tuple(_of(StateChecksums, main)),
         not_finite=tuple((one.rank or 0, one.step or 0) for one in _of(LossNotFinite, main)),
-        whole_baseline=None if traits.has_planned_steps or twin_losses or twin_failed else _whole_baseline(told),
+        whole_baseline=None
+        if traits.has_planned_steps or baseline_losses or baseline_failed
+        else _whole_baseline(told),
         is_grouped=is_grouped(main),
         told=told,
     )
@@ -543,8 +545,8 @@ def _settled(timeline: Timeline, told: Told) -> Timeline:
     """With what stays undecided of its incidents."""
 
     def is_whole() -> bool:
-        twin = max((step.step for step in timeline.twin.first), default=0)
-        last = max(timeline.steps_planned or 0, twin)
+        baseline = max((step.step for step in timeline.baseline.first), default=0)
+        last = max(timeline.steps_planned or 0, baseline)
         return 0 < last <= timeline.last_step
 
     incidents = settle(
@@ -560,28 +562,28 @@ def _settled(timeline: Timeline, told: Told) -> Timeline:
 
 def _whole_baseline(told: Told) -> Baseline | None:
     """What a fault-free baseline says of how long the job is; None of one that did not come to its end."""
-    ended = next(_of(JobEnded, reversed(told.twin_records)), None)
-    if ended is None or ended.outcome != "completed" or not told.twin.first:
+    ended = next(_of(JobEnded, reversed(told.baseline_records)), None)
+    if ended is None or ended.outcome != "completed" or not told.baseline.first:
         return None
-    numbers = [step.step for step in told.twin.first]
-    sizes = [one.world_size for one in _of(AttemptStarted, told.twin_records)]
+    numbers = [step.step for step in told.baseline.first]
+    sizes = [one.world_size for one in _of(AttemptStarted, told.baseline_records)]
     return Baseline(min(numbers), max(numbers), sizes[-1] if sizes else None)
 
 
-def _of_the_twin(told: Told) -> tuple[tuple[UnplannedLoss, ...], Reason | None]:
+def _of_the_baseline(told: Told) -> tuple[tuple[UnplannedLoss, ...], Reason | None]:
     """What the baseline lost, and why it failed (None: it did not).
 
     One that found no idle time is begun again: what the tool ended then is no loss. Of one that was stopped those
     losses count after which it trained.
     """
-    records = told.twin_records
+    records = told.baseline_records
     started, ended = next(_of(JobStarted, records), None), next(_of(JobEnded, reversed(records)), None)
     begun = [one.monotonic_seconds for one in _of(LayoutTold, records) if one.reason == "start"]
     since = max(begun, default=0.0)
     is_over = ended is not None and ended.outcome != "stopped"
     failed = next((one for one in _of(JobFailed, records) if one.monotonic_seconds >= since), None)
     traits = read_traits(started)
-    losses = Attribution(records, told.twin, restarts_by_launcher=traits.restarts_by_launcher).unplanned
+    losses = Attribution(records, told.baseline, restarts_by_launcher=traits.restarts_by_launcher).unplanned
     return (
         tuple(loss for loss in losses if loss.detected >= since and (is_over or loss.recovered is not None)),
         None if failed is None else failed.because,

@@ -31,13 +31,19 @@ _MEDIAN_OF_MEAN = math.sqrt(math.pi / 2)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A figure of a sample (`now`, its median) beside that of its baseline.
+    """A figure of a sample (`now`, its median) beside that of its reference.
 
     `band` is what the medians of samples like these differ by without anything having changed, in the figure's unit;
     None where nothing tells. `is_deciding`: it counts for the exit code. `why` explains a word that is no judgement.
     """
 
-    ALSO_WRITTEN: ClassVar[Mapping[str, str]] = {"figure": "name", "difference": "difference", "better": "better"}
+    ALSO_WRITTEN: ClassVar[Mapping[str, str]] = {
+        "figure": "name",
+        "difference": "difference",
+        "better": "better",
+        "reference": "base",
+        "reference_n": "num_base",
+    }
 
     figure: Metric = field(metadata=NOT_WRITTEN)
     now: float | None
@@ -61,7 +67,7 @@ class Change:
 
     @property
     def difference(self) -> float | None:
-        """Now less the baseline."""
+        """Now less the reference."""
         return None if self.now is None or self.base is None else self.now - self.base
 
     @property
@@ -131,7 +137,7 @@ def _change(figure: Metric, now: Sample, base: Sample, is_deciding: bool, tolera
         "is_deciding": is_deciding and figure.better is not None,
     }
     if not ours or not theirs:
-        where = "either" if not ours and not theirs else "this one" if not ours else "the baseline"
+        where = "either" if not ours and not theirs else "this one" if not ours else "the reference"
         return Change(**known, band=None, word="no data", why=f"no value in {where}")
     if missing := now.num_missing(figure.name):
         return Change(**known, band=None, word="no data", why=f"no value in {missing} of {len(now.runs)} runs")

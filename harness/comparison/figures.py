@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 from harness.judging.metrics import METRICS
-from harness.judging.summary import Summary
+from harness.judging.summary import DEPRECATED_KEYS, Summary
+
+_ValueT = TypeVar("_ValueT")
 
 HEADLINE: Mapping[str, str] = {
     "throughput_drop_ratio": "throughput drop during the fault",
@@ -29,12 +32,17 @@ DECIDING: tuple[str, ...] = (
     "diverged_units",
     "unrecovered_incidents",
 )
-"""The figures that decide whether a run got worse than its baseline, unless others are asked for."""
+"""The figures that decide whether a run got worse than its reference, unless others are asked for."""
 
 NOISE = "throughput_noise_ratio"
 """The figure that says how much the speed varies within a run."""
 
 
 def figures_of(summary: Summary) -> dict[str, float | None]:
-    """All figures of a summary, by name."""
-    return {name: metric.largest(summary) for name, metric in METRICS.items()}
+    """All figures of a summary, by name, and by their earlier names."""
+    return with_earlier_names({name: metric.largest(summary) for name, metric in METRICS.items()})
+
+
+def with_earlier_names(figures: Mapping[str, _ValueT]) -> dict[str, _ValueT]:
+    """`figures` with each that was renamed under its earlier name, too: scripts read that."""
+    return {**figures, **{old: figures[new] for old, new in DEPRECATED_KEYS.items() if new in figures}}

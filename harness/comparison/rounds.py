@@ -75,7 +75,7 @@ class Rounds:
         out: Path,
         ratings: Mapping[str, Any] | None = None,
     ) -> None:
-        """Make the set's folder. Without `ratings` (a baseline's), the first run's are those of all.
+        """Make the set's folder. Without `ratings` (a reference's), the first run's are those of all.
 
         Raises:
             EnvironmentFailure: it cannot be made.

@@ -9,9 +9,9 @@ from statistics import median
 from typing import Any, ClassVar, Literal
 
 from harness.analysis.words import count
-from harness.comparison.figures import figures_of
+from harness.comparison.figures import figures_of, with_earlier_names
 from harness.judging.metrics import METRICS
-from harness.judging.summary import GateResult, Summary
+from harness.judging.summary import DEPRECATED_KEYS, GateResult, Summary
 from mecefo_runtime.system.json_values import FormatError, JsonTypeError, from_json
 
 Kind = Literal["comparison", "repetition"]
@@ -64,9 +64,10 @@ class Run:
 
     @classmethod
     def from_older(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
-        """`raw` without the booleans that an earlier version had among the figures."""
+        """`raw` with today's names of figures, and without the booleans that an earlier version had among them."""
         figures = {name: value for name, value in raw["figures"].items() if not isinstance(value, bool)}
-        return {**raw, "figures": figures}
+        renamed = {new: figures[old] for old, new in DEPRECATED_KEYS.items() if old in figures}
+        return {**raw, "figures": {**renamed, **figures}}
 
     @property
     def is_done(self) -> bool:
@@ -127,7 +128,7 @@ class Sample:
     @property
     def spreads(self) -> dict[str, dict[str, Any]]:
         """The spread of each figure."""
-        return {name: self.spread(name) for name in METRICS}
+        return with_earlier_names({name: self.spread(name) for name in METRICS})
 
 
 @dataclass(frozen=True, slots=True)

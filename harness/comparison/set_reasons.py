@@ -44,13 +44,13 @@ def _ended_early(rounds: int, strategies: Sequence[Sequence[object]]) -> str:
     return f"ended early: {what_ran(rounds, strategies)}"
 
 
-def _nothing_in_common(here: Sequence[str], baseline: Sequence[str]) -> str:
-    ours, theirs = (", ".join(side) for side in (here, baseline))
-    return f"they have nothing in common: {ours} here, {theirs} in the baseline"
+def _nothing_in_common(here: Sequence[str], reference: Sequence[str]) -> str:
+    ours, theirs = (", ".join(side) for side in (here, reference))
+    return f"they have nothing in common: {ours} here, {theirs} in the reference"
 
 
 def _worse(figure: str, now: str, base: str, noise: str, strategy: str | None = None) -> str:
-    return f"{_of(strategy)}{figure} got worse: {now}, in the baseline {base} (noise {noise})"
+    return f"{_of(strategy)}{figure} got worse: {now}, in the reference {base} (noise {noise})"
 
 
 def _undecided(why: str, strategy: str | None = None) -> str:
@@ -74,10 +74,10 @@ SET_REASONS = Table(
         "rounds_interrupted": Made(_interrupted, "interrupted: of {rounds} rounds, {strategies}"),
         "rounds_ended_early": Made(_ended_early, "ended early: of {rounds} rounds, {strategies}"),
         "nothing_in_common": Made(
-            _nothing_in_common, "they have nothing in common: {here} here, {baseline} in the baseline"
+            _nothing_in_common, "they have nothing in common: {here} here, {reference} in the reference"
         ),
         "other_experiment": "{difference}; --anyway compares them anyway",
-        "got_worse": Made(_worse, "{strategy}: {figure} got worse: {now}, in the baseline {base} (noise {noise})"),
+        "got_worse": Made(_worse, "{strategy}: {figure} got worse: {now}, in the reference {base} (noise {noise})"),
         "not_decided": Made(_undecided, "{strategy}: {why}"),
     }
 )

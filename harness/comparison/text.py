@@ -1,4 +1,4 @@
-"""Sets of runs, and runs beside a baseline, on a terminal: within its width, and nothing by colour alone."""
+"""Sets of runs, and runs beside a reference, on a terminal: within its width, and nothing by colour alone."""
 
 from __future__ import annotations
 
@@ -116,14 +116,14 @@ def _goes_back_to(experiment: Mapping[str, Any]) -> str:
     return f"the newest of its {' and '.join(found) or 'checkpoints'}"
 
 
-def against_lines(found: Against, what: str, baseline: str, width: int = _WIDTH) -> Iterator[str]:
-    """The report of a comparison with a baseline, within `width` cells."""
-    for line in _against_lines(found, what, baseline, min(width, MAX_TEXT_COLUMNS)):
+def against_lines(found: Against, what: str, reference: str, width: int = _WIDTH) -> Iterator[str]:
+    """The report of a comparison with a reference, within `width` cells."""
+    for line in _against_lines(found, what, reference, min(width, MAX_TEXT_COLUMNS)):
         yield from wrap(line, min(width, MAX_TEXT_COLUMNS))
 
 
-def _against_lines(found: Against, what: str, baseline: str, width: int) -> Iterator[str]:
-    yield f"{one_line(what)} against {one_line(baseline)}: {found.verdict.verdict.upper()}"
+def _against_lines(found: Against, what: str, reference: str, width: int) -> Iterator[str]:
+    yield f"{one_line(what)} against {one_line(reference)}: {found.verdict.verdict.upper()}"
     for reason in found.verdict.reasons:
         yield from _item(reason, width)
     for note in found.notes:
@@ -135,7 +135,7 @@ def _against_lines(found: Against, what: str, baseline: str, width: int) -> Iter
         yield f"{label} ({num_now} against {count(num_base, 'run')})"
         is_narrow = width < _WIDTH
         if not is_narrow:
-            yield f"  {'figure':<36}{'now':>9} {'baseline':>9}{'noise':>9}"
+            yield f"  {'figure':<36}{'now':>9} {'reference':>9}{'noise':>9}"
         for change in changes:
             if change.is_deciding:
                 yield _change(change, is_single, is_narrow)
@@ -159,7 +159,7 @@ def _change(change: Change, is_single: bool, is_narrow: bool) -> str:
     word = "" if is_single and change.word == "cannot tell" else change.word
     if is_narrow:
         tail = f": {word}" if word else ""
-        return f"  {figure.name}: {now}, baseline {base}, noise {band}{tail}"
+        return f"  {figure.name}: {now}, reference {base}, noise {band}{tail}"
     return f"  {figure.name:<36}{now:>9} {base:>9}{band:>9}  {word}".rstrip()
 
 

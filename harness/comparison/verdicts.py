@@ -1,4 +1,4 @@
-"""The verdict of a set of runs: of repetitions, of a comparison, and against a baseline."""
+"""The verdict of a set of runs: of repetitions, of a comparison, and against a reference."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class SetVerdict:
 
 @dataclass(frozen=True, slots=True)
 class SampleChanges:
-    """The figures of the sample `label` beside those of its baseline."""
+    """The figures of the sample `label` beside those of its reference."""
 
     label: str
     changes: tuple[Change, ...]
@@ -63,7 +63,7 @@ class SampleChanges:
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """Samples beside those of a baseline, sample by sample, and the verdict over all of them."""
+    """Samples beside those of a reference, sample by sample, and the verdict over all of them."""
 
     samples: tuple[SampleChanges, ...]
     verdict: SetVerdict = field(metadata=FLAT)
@@ -136,17 +136,17 @@ def runs_done(found: RunSet) -> list[tuple[str, int]]:
 
 def judge_against(
     samples: Sequence[Sample],
-    baseline: Sequence[Sample],
+    reference: Sequence[Sample],
     deciding: Sequence[str],
     tolerance_ratio: float,
     *,
     anyway: bool = False,
 ) -> Against:
-    """Beside a baseline: worse fails. Of other experiments nothing is told, unless `anyway`."""
-    pairs = _pairs(samples, baseline)
+    """Beside a reference: worse fails. Of other experiments nothing is told, unless `anyway`."""
+    pairs = _pairs(samples, reference)
     if not pairs:
-        ours, theirs = ([sample.label for sample in side] for side in (samples, baseline))
-        reason = Reason("nothing_in_common", here=ours, baseline=theirs)
+        ours, theirs = ([sample.label for sample in side] for side in (samples, reference))
+        reason = Reason("nothing_in_common", here=ours, reference=theirs)
         return Against((), _verdict([("inconclusive", reason)], reason, ()))
     outcomes: list[tuple[Outcome, Reason]] = []
     notes: list[str] = []
@@ -159,7 +159,7 @@ def judge_against(
             notes.append(other)
         if now.machine and base.machine and now.machine != base.machine:
             notes.append(f"another machine: {_machine(now)}, not {_machine(base)}")
-        sides = (overlapped_words(now, "here"), overlapped_words(base, "in the baseline"))
+        sides = (overlapped_words(now, "here"), overlapped_words(base, "in the reference"))
         notes += [words.rstrip(".") for words in sides if words is not None]
         changes = tuple(compare(now, base, deciding, tolerance_ratio))
         judged.append(SampleChanges(now.label, changes))
@@ -177,7 +177,7 @@ def judge_against(
 
 def _why_open(now: Sample, base: Sample, changes: Sequence[Change], suspect: Sequence[str], single: str | None) -> str:
     """Why no deciding figure gives an answer, the most general reason alone."""
-    if useless := [*_without_figures(now, "here"), *_without_figures(base, "in the baseline")]:
+    if useless := [*_without_figures(now, "here"), *_without_figures(base, "in the reference")]:
         return "; ".join(useless)
     if gone := [change.figure.name for change in changes if _is(change, "no data") and change.base is not None]:
         return f"no longer known: {', '.join(gone)}"
@@ -218,10 +218,10 @@ def _worse(change: Change, strategy: str | None) -> Reason:
     )
 
 
-def _pairs(samples: Sequence[Sample], baseline: Sequence[Sample]) -> list[tuple[Sample, Sample]]:
-    if len(samples) == len(baseline) == 1:
-        return [(samples[0], baseline[0])]
-    by_label = {sample.label: sample for sample in baseline}
+def _pairs(samples: Sequence[Sample], reference: Sequence[Sample]) -> list[tuple[Sample, Sample]]:
+    if len(samples) == len(reference) == 1:
+        return [(samples[0], reference[0])]
+    by_label = {sample.label: sample for sample in reference}
     return [(sample, by_label[sample.label]) for sample in samples if sample.label in by_label]
 
 

@@ -111,7 +111,7 @@ def process_table() -> Finding:
 
 def open_files() -> Finding:
     """Whether the default job's processes may have as many file descriptors as they need."""
-    wanted = needs_of(JobConfig(), has_twin=True, has_networks=False).open_files
+    wanted = needs_of(JobConfig(), has_baseline=True, has_networks=False).open_files
     soft, hard = (math.inf if limit == resource.RLIM_INFINITY else limit for limit in open_file_limits())
     if hard < wanted:
         return OPEN_FILES.wrong(

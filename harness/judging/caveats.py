@@ -141,9 +141,9 @@ def _of_the_command(summary: Summary, timeline: Timeline | None) -> Iterator[Rea
     if summary.throughput_unit != WORK_UNITS[0]:
         yield Reason("no_tokens", unit=summary.throughput_unit)
     yield from _of_the_count(timeline)
-    twin, own = timeline.twin.first, timeline.steps.first
-    if twin and own and twin[0].step != own[0].step:
-        yield Reason("baseline_began_elsewhere", baseline_step=twin[0].step, step=own[0].step)
+    baseline, own = timeline.baseline.first, timeline.steps.first
+    if baseline and own and baseline[0].step != own[0].step:
+        yield Reason("baseline_began_elsewhere", baseline_step=baseline[0].step, step=own[0].step)
     yield from _of_the_unobserved(timeline)
     yield from _of_the_replicas(timeline)
     yield from _of_the_generations(timeline)
@@ -248,26 +248,26 @@ def _of_the_holds(summary: Summary, timeline: Timeline | None) -> Iterator[Reaso
 
 
 def _of_the_losses(summary: Summary, timeline: Timeline | None) -> Iterator[Reason]:
-    if timeline is not None and timeline.is_twin_disturbed:
-        losses = [unplanned_loss(loss).fields for loss in timeline.twin_losses]
-        yield Reason("baseline_disturbed", losses=losses, failure=timeline.twin_failed)
-    elif summary.twin_loss is None:
-        if summary.incidents or summary.twin_planned:
-            has_steps = timeline is not None and bool(timeline.twin.first)
+    if timeline is not None and timeline.is_baseline_disturbed:
+        losses = [unplanned_loss(loss).fields for loss in timeline.baseline_losses]
+        yield Reason("baseline_disturbed", losses=losses, failure=timeline.baseline_failed)
+    elif summary.baseline_loss is None:
+        if summary.incidents or summary.baseline_planned:
+            has_steps = timeline is not None and bool(timeline.baseline.first)
             yield Reason("no_loss_deviation", because=_why_no_deviation(summary, has_steps))
     elif summary.num_loss_steps is not None and summary.num_loss_steps < LOSS_STEPS:
         yield Reason("few_losses", steps=summary.num_loss_steps)
 
 
-def _why_no_deviation(summary: Summary, twin_has_steps: bool) -> str:
+def _why_no_deviation(summary: Summary, baseline_has_steps: bool) -> str:
     """A code of the caveat `no_loss_deviation`."""
-    if summary.twin_planned and summary.twin_outcome is None and summary.job_outcome != "completed":
+    if summary.baseline_planned and summary.baseline_outcome is None and summary.job_outcome != "completed":
         return "job_not_completed"
-    if twin_has_steps and summary.steps_unknown_because is not None:
+    if baseline_has_steps and summary.steps_unknown_because is not None:
         return "steps_not_counted"
-    if not summary.twin_planned:
+    if not summary.baseline_planned:
         return "no_baseline"
-    if summary.command and not twin_has_steps:
+    if summary.command and not baseline_has_steps:
         return "baseline_without_step"
     if summary.command and summary.final_loss is None:
         return "loss_not_reported"

@@ -14,7 +14,7 @@ from harness.analysis.job_traits import read_traits
 from harness.analysis.state import RunState
 from harness.judging.summary import GateResult, Summary
 from harness.store.agreement import RUN_STARTED, contradictions_of_start, wrong_number
-from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
+from mecefo_runtime.system.events import BASELINE_JOB, MAIN_JOB, Event
 from mecefo_runtime.system.job_records import JobStarted
 from mecefo_runtime.system.reason import Reason
 from mecefo_runtime.system.run_records import Aborted, IncidentsPlanned, RunEnded, RunStarted
@@ -48,7 +48,7 @@ def doubts_of(events: Sequence[Event], state: RunState, unreadable: Sequence[int
 
 def _gaps(state: RunState) -> Iterator[Reason]:
     """Steps without a record amid those of one membership, which takes every step: the record is missing."""
-    for job in (MAIN_JOB, TWIN_JOB):
+    for job in (MAIN_JOB, BASELINE_JOB):
         started = state.first_of(JobStarted, job)
         if started is None or not read_traits(started).has_planned_steps:
             # A script may leave out steps, or number them as it likes.

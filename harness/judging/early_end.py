@@ -34,10 +34,10 @@ _GROWING = ("<", "<=", "==")
 _LOOKS_PER_LENGTH = 2_000
 
 
-def check_gates(gates: Iterable[AnyGate], *, has_twin: bool = True, can_have_twin: bool = True) -> None:
+def check_gates(gates: Iterable[AnyGate], *, has_baseline: bool = True, can_have_baseline: bool = True) -> None:
     """Let those gates pass that can be understood, answered and, where they are to end the run, can do so.
 
-    Without a twin, `can_have_twin` says whether the run could have one.
+    Without a baseline, `can_have_baseline` says whether the run could have one.
 
     Raises:
         GateError: one of them is no gate, is of a figure that needs the baseline where there is none, or whether it
@@ -45,9 +45,9 @@ def check_gates(gates: Iterable[AnyGate], *, has_twin: bool = True, can_have_twi
     """
     for gate in gates:
         parsed = Gate.parse(str(gate))
-        if not has_twin and isinstance(parsed.metric, Metric) and parsed.metric.needs_twin:
+        if not has_baseline and isinstance(parsed.metric, Metric) and parsed.metric.needs_baseline:
             needed = f"'{parsed.expression}' could never be decided: {parsed.metric.name} needs the fault-free baseline"
-            if not can_have_twin:
+            if not can_have_baseline:
                 raise GateError(f"{needed}, and a command in containers has none: leave the gate out")
             raise GateError(f"{needed} (--baseline-run), and this run has none")
         if isinstance(gate, AbortingGate) and (reason := _why_not(parsed)):

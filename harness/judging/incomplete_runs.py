@@ -23,8 +23,8 @@ def unfinished(metric: Metric | Series, period: Period | None, summary: Summary)
     """What ended the run before the values of `metric` in `period` were final; None where they are."""
     outcome = summary.job_outcome
     if outcome == "completed":
-        is_cut = isinstance(metric, Metric) and metric.is_beside_twin and summary.twin_planned
-        return "baseline_ended" if is_cut and summary.twin_outcome != "completed" else None
+        is_cut = isinstance(metric, Metric) and metric.is_beside_baseline and summary.baseline_planned
+        return "baseline_ended" if is_cut and summary.baseline_outcome != "completed" else None
     is_of_before = metric.is_of_before if isinstance(metric, Metric) else period == "before"
     if is_of_before and any(incident.injected for incident in summary.incidents):
         return None

@@ -11,7 +11,7 @@ from harness.analysis.accounting import BADPUT_CAUSES
 from harness.analysis.timeline import NOT_COUNTED
 from harness.analysis.words import name_seconds
 from harness.judging.gate_reasons import MISSING, Missing
-from harness.judging.summary import IncidentSummary, Summary
+from harness.judging.summary import DEPRECATED_KEYS, IncidentSummary, Summary
 from harness.judging.units import Unit
 
 _SUFFIXES = ("", "_ratio", "_seconds", "_tokens_per_second")
@@ -26,9 +26,9 @@ class Metric:
     starts at each entry of `incidents`.
     `is_membership` marks phases that only faults on ranks have (the loss of the coordinator regroups nobody).
     `only_grows` marks what never becomes smaller while the job continues, `is_of_before` what is known for good once
-    the first fault has affected, `is_beside_twin` what is taken over the steps that job and twin both committed,
-    `needs_twin` what has no value without one, `needs_every_rank` what is not known of a command's job of which a rank
-    was not observed (a count is then at least its value).
+    the first fault has affected, `is_beside_baseline` what is taken over the steps that job and baseline both
+    committed, `needs_baseline` what has no value without one, `needs_every_rank` what is not known of a command's job
+    of which a rank was not observed (a count is then at least its value).
 
     For comparisons: `better` is None where a change is neither better nor worse. `is_count`: it has no noise of its
     own, any difference is one. `noise_of_speed` says how the noise of the speed within a run carries over: as points,
@@ -49,8 +49,8 @@ class Metric:
     is_membership: bool = False
     only_grows: bool = False
     is_of_before: bool = False
-    is_beside_twin: bool = False
-    needs_twin: bool = False
+    is_beside_baseline: bool = False
+    needs_baseline: bool = False
     needs_every_rank: bool = False
     better: Literal["lower", "higher"] | None = None
     is_count: bool = False
@@ -188,8 +188,8 @@ METRICS: Mapping[str, Metric] = {
             "final loss against the fault-free baseline's",
             needs_count=True,
             why_missing="no_baseline",
-            is_beside_twin=True,
-            needs_twin=True,
+            is_beside_baseline=True,
+            needs_baseline=True,
             better="lower",
         ),
         Metric(
@@ -198,29 +198,29 @@ METRICS: Mapping[str, Metric] = {
             "largest such difference of any step",
             needs_count=True,
             why_missing="no_baseline",
-            is_beside_twin=True,
-            needs_twin=True,
+            is_beside_baseline=True,
+            needs_baseline=True,
             better="lower",
         ),
         Metric(
-            "final_loss", "number", "mean of the last 10 steps, nats per token", is_beside_twin=True, better="lower"
+            "final_loss", "number", "mean of the last 10 steps, nats per token", is_beside_baseline=True, better="lower"
         ),
         Metric(
             "slowdown_ratio",
             "ratio",
             "how much longer a command took than its fault-free baseline",
             why_missing="no_baseline",
-            needs_twin=True,
+            needs_baseline=True,
             better="lower",
         ),
         Metric(
-            "twin_loss",
+            "baseline_loss",
             "number",
             "the same of the fault-free baseline",
             needs_count=True,
             why_missing="no_baseline",
-            is_beside_twin=True,
-            needs_twin=True,
+            is_beside_baseline=True,
+            needs_baseline=True,
         ),
         Metric(
             "steps_committed",
@@ -474,6 +474,7 @@ METRICS: Mapping[str, Metric] = {
 def find(name: str) -> Metric | None:
     """The metric of that name, with or without the unit at its end; None when there is none."""
     name = name.strip().lower().replace("-", "_")
+    name = DEPRECATED_KEYS.get(name, name)
     return next((METRICS[name + suffix] for suffix in _SUFFIXES if name + suffix in METRICS), None)
 
 

@@ -115,7 +115,7 @@ class Recorded:
         if period is None:
             return steps
         if period == "before":
-            return timeline.baseline
+            return timeline.before
         windows = windows_under_fault(timeline)
         if not windows:
             raise NoValue(Reason("no_fault_verified", period=period))

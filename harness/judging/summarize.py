@@ -28,7 +28,7 @@ from harness.judging.summary import Emulated, IncidentSummary, NamedCause, Summa
 from harness.judging.undecided import why_undecided
 from harness.judging.verdict import Verdict, judge
 from mecefo_runtime.system.command_records import OrphansEnded
-from mecefo_runtime.system.events import TWIN_JOB, Event
+from mecefo_runtime.system.events import BASELINE_JOB, Event
 from mecefo_runtime.system.job_records import (
     Detected,
     JobEnded,
@@ -220,7 +220,7 @@ def _figures(state: RunState, times: Timeline | None, problems: _Problems) -> Su
 
 def _identity(state: RunState, times: Timeline | None) -> dict[str, Any]:
     run_started, job_started = state.first_of(RunStarted), state.first_of(JobStarted)
-    ended, twin_ended = state.first_of(JobEnded), state.first_of(JobEnded, TWIN_JOB)
+    ended, baseline_ended = state.first_of(JobEnded), state.first_of(JobEnded, BASELINE_JOB)
     run_ended = next((one.reason for one in state.of(RunEnded)), None) if times is None else times.run_ended
     experiment = run_started.experiment if run_started and isinstance(run_started.experiment, Mapping) else {}
     job = experiment.get("job")
@@ -229,7 +229,7 @@ def _identity(state: RunState, times: Timeline | None) -> dict[str, Any]:
         "name": experiment.get("name"),
         "status": run_ended or "cut off",
         "job_outcome": ended and ended.outcome,
-        "twin_outcome": twin_ended and twin_ended.outcome,
+        "baseline_outcome": baseline_ended and baseline_ended.outcome,
         "seed": run_started and run_started.seed,
         "experiment_hash": run_started and run_started.experiment_hash,
         "runtime": job_started.runtime if job_started else "mecefo",
@@ -237,7 +237,7 @@ def _identity(state: RunState, times: Timeline | None) -> dict[str, Any]:
         "started_in": job_started and job_started.started_in,
         "strategy": job.get("strategy") if isinstance(job, Mapping) else None,
         "dilation_ratio": dilation if dilation is not None else run_started and run_started.dilation_ratio,
-        "twin_planned": bool(experiment.get("twin", False)),
+        "baseline_planned": bool(experiment.get("twin", False)),
         "data_parallel": job.get("data_parallel") if isinstance(job, Mapping) else None,
         "pipeline_bubble_ratio": _bubble_ratio(job) if isinstance(job, Mapping) else None,
     }
@@ -286,9 +286,9 @@ def _measured(state: RunState, times: Timeline, problems: _Problems) -> dict[str
         else None,
         "samples_lost": problems.attempt("samples lost", lambda: integrity.count_samples_lost(times)),
         **_speed(times, problems),
-        "step_seconds": problems.attempt("duration of a step", lambda: median_step_seconds(times.baseline)),
+        "step_seconds": problems.attempt("duration of a step", lambda: median_step_seconds(times.before)),
         **_of_the_losses(times, problems),
-        **(problems.attempt("figures of the baseline", lambda: _of_the_twin(state, times, total)) or {}),
+        **(problems.attempt("figures of the baseline", lambda: _of_the_baseline(state, times, total)) or {}),
         "group_backends": _group_backends(state),
         "layout_changes": sum(stall.regrouped_seconds is not None for stall in times.stalls)
         if times.traits.has_layout
@@ -345,7 +345,7 @@ def _of_the_losses(times: Timeline, problems: _Problems) -> dict[str, Any]:
     losses = problems.attempt("losses", lambda: _losses(times))
     return {
         "final_loss": losses and losses.final,
-        "twin_loss": losses and losses.twin,
+        "baseline_loss": losses and losses.baseline,
         "loss_deviation_ratio": losses and losses.deviation_ratio,
         "loss_curve_max_deviation_ratio": losses and losses.curve_max_deviation_ratio,
         "num_loss_steps": losses and losses.num_steps,
@@ -380,23 +380,23 @@ def _losses(times: Timeline) -> integrity.LossComparison:
     return integrity.compare_losses(newest, (), every)
 
 
-def _of_the_twin(state: RunState, times: Timeline, total: accounting.Account | None) -> dict[str, Any]:
+def _of_the_baseline(state: RunState, times: Timeline, total: accounting.Account | None) -> dict[str, Any]:
     """How fast the fault-free baseline of a command was, and how much longer the job took.
 
     Both had the machine to themselves.
     """
     if times.traits.has_baseline_beside:
         return {}
-    began, ended = state.first_of(JobStarted, TWIN_JOB), state.first_of(JobEnded, TWIN_JOB)
-    if began is None or ended is None or ended.outcome != "completed" or times.is_twin_disturbed:
+    began, ended = state.first_of(JobStarted, BASELINE_JOB), state.first_of(JobEnded, BASELINE_JOB)
+    if began is None or ended is None or ended.outcome != "completed" or times.is_baseline_disturbed:
         return {}
     seconds = ended.monotonic_seconds - began.monotonic_seconds
     took = None if total is None or times.outcome != "completed" else total.wall_clock_seconds
-    is_like = times.twin.first and times.steps.first and times.twin.unit == times.steps.unit
+    is_like = times.baseline.first and times.steps.first and times.baseline.unit == times.steps.unit
     return {
-        "twin_steps_committed": len(times.twin.first),
-        "twin_wall_clock_seconds": seconds,
-        "twin_work_per_second": median_work_per_second(times.twin.first[WARM_UP_STEPS:]) if is_like else None,
+        "baseline_steps_committed": len(times.baseline.first),
+        "baseline_wall_clock_seconds": seconds,
+        "baseline_work_per_second": median_work_per_second(times.baseline.first[WARM_UP_STEPS:]) if is_like else None,
         "slowdown_ratio": None if took is None or seconds <= 0 else took / seconds - 1,
     }
 
@@ -461,7 +461,7 @@ def _incident_summary(
     recovered: bool | None,
 ) -> IncidentSummary:
     own = None if segments is None else accounting.account(segments)
-    usual_seconds = median_step_seconds(times.baseline)
+    usual_seconds = median_step_seconds(times.before)
     said = None if named is None else named.by_incident.get(incident.incident)
     return IncidentSummary(
         incident=incident.incident,

@@ -175,6 +175,13 @@ class UnplannedLossSummary:
     uncertainty_seconds: Seconds = field(default_factory=dict, metadata=LEFT_OUT)
 
 
+DEPRECATED_KEYS = {
+    f"twin_{name}": f"baseline_{name}"
+    for name in ("outcome", "planned", "steps_committed", "wall_clock_seconds", "work_per_second", "loss")
+}
+"""Earlier names of keys, which are still written and read, and today's."""
+
+
 @dataclass(frozen=True, slots=True)
 class Summary:
     """All figures of a run, its gates and its verdict. `docs/reference/measuring.md` defines them.
@@ -184,6 +191,7 @@ class Summary:
     """
 
     FINITE_ONLY: ClassVar[bool] = True
+    ALSO_WRITTEN: ClassVar[Mapping[str, str]] = DEPRECATED_KEYS
 
     name: str | None = None
     verdict: str = "inconclusive"
@@ -193,7 +201,7 @@ class Summary:
     seed: int | None = None
     experiment_hash: str | None = None
     job_outcome: str | None = None
-    twin_outcome: str | None = None
+    baseline_outcome: str | None = None
     runtime: str = "mecefo"
     command: str | None = None
     started_in: str | None = None
@@ -202,7 +210,7 @@ class Summary:
     pacing: str | None = None
     emulated: Emulated | None = None
     ratings: Mapping[str, Any] | None = None
-    twin_planned: bool = False
+    baseline_planned: bool = False
     data_parallel: int | None = None
     pipeline_bubble_ratio: float | None = None
     steps_planned: int | None = None
@@ -230,12 +238,12 @@ class Summary:
     num_steps_before: int | None = None
     num_steps_after: int | None = None
     step_seconds: float | None = None
-    twin_steps_committed: int | None = None
-    twin_wall_clock_seconds: float | None = None
-    twin_work_per_second: float | None = None
+    baseline_steps_committed: int | None = None
+    baseline_wall_clock_seconds: float | None = None
+    baseline_work_per_second: float | None = None
     slowdown_ratio: float | None = None
     final_loss: float | None = None
-    twin_loss: float | None = None
+    baseline_loss: float | None = None
     loss_deviation_ratio: float | None = None
     loss_curve_max_deviation_ratio: float | None = None
     num_loss_steps: int | None = None
@@ -281,6 +289,11 @@ class Summary:
         """The reasons and their sentences, but for those; without a code in a summary of an earlier version."""
         pairs = zip_longest(self.reason_codes[: len(self.reasons)], self.reasons)
         return tuple((code, sentence) for code, sentence in pairs if code is None or not is_left_out(code))
+
+    @classmethod
+    def from_older(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        """`raw` with today's keys, where an earlier version wrote only the earlier ones."""
+        return {**{new: raw[old] for old, new in DEPRECATED_KEYS.items() if old in raw}, **raw}
 
 
 def read_summary(raw: object) -> Summary:

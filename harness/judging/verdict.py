@@ -334,7 +334,7 @@ def _data_reasons(timeline: Timeline, summary: Summary) -> Iterable[Against]:
     if not timeline.steps.first:
         if timeline.no_step_seen is None:
             yield "inconclusive", Reason("no_step")
-    elif timeline.first_injected is not None and not timeline.baseline:
+    elif timeline.first_injected is not None and not timeline.before:
         yield "inconclusive", Reason("no_step_before_fault")
     bad_step = summary.first_non_finite_loss_step
     if bad_step is not None:

@@ -131,7 +131,7 @@ class PlainView:
     def _milestone(self, event: Event) -> str | None:
         if event.kind != "step_committed":
             return None
-        job = self._progress.main if event.job == MAIN_JOB else self._progress.twin
+        job = self._progress.main if event.job == MAIN_JOB else self._progress.baseline
         if job is None:
             return None
         if not job.steps:

@@ -157,8 +157,8 @@ class Screen:
         elapsed = name_seconds(max(0.0, now_monotonic_seconds - begin)) if begin is not None else "waiting for the job"
         self._line((one_line(progress.name) or "run", "bold"), (f"   seed {progress.seed}   {elapsed}", ""))
         self._job("training", progress.main)
-        if progress.twin is not None:
-            self._job("baseline", progress.twin)
+        if progress.baseline is not None:
+            self._job("baseline", progress.baseline)
         self._speed()
         self._nodes()
         incidents = progress.incidents

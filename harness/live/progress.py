@@ -11,7 +11,7 @@ from harness.analysis.state import RunState
 from harness.analysis.steps import NOW_STEPS, WORK_UNITS, CommittedStep, median_work_per_second, work_per_second
 from harness.live.recoveries import Recoveries
 from mecefo_runtime.job.traits import JobTraits
-from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
+from mecefo_runtime.system.events import BASELINE_JOB, MAIN_JOB, Event
 from mecefo_runtime.system.job_records import JobEnded, JobStarted
 from mecefo_runtime.system.run_records import IncidentsPlanned, PlannedIncident, RunStarted
 
@@ -81,10 +81,10 @@ class RunProgress:
         return self._job(MAIN_JOB)
 
     @property
-    def twin(self) -> JobProgress | None:
+    def baseline(self) -> JobProgress | None:
         """The fault-free baseline, once it has begun."""
-        twin = self._job(TWIN_JOB)
-        return None if twin == JobProgress() else twin
+        baseline = self._job(BASELINE_JOB)
+        return None if baseline == JobProgress() else baseline
 
     @property
     def traits(self) -> JobTraits:
@@ -107,7 +107,7 @@ class RunProgress:
     def work_per_second_before(self) -> float | None:
         """The speed before the first fault; None before there was one."""
         times = self.state.timeline
-        return None if times.first_injected is None else median_work_per_second(times.baseline)
+        return None if times.first_injected is None else median_work_per_second(times.before)
 
     def node_of(self, rank: int) -> int:
         """The node of `rank`: ranks are numbered through node by node."""

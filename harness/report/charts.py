@@ -45,25 +45,25 @@ class Sizes:
 
 
 def loss_by_step(curves: Curves, history: History, width: int) -> Markup:
-    """The loss of the run and of its twin, and how far they are apart; empty when fewer than two losses are known."""
+    """The loss of the run and of its baseline, and how far they are apart; empty with fewer than two losses."""
     sizes = Sizes.of(width)
-    main, twin = thin_losses(curves.by_step, sizes.points), thin_losses(curves.twin, sizes.points)
+    main, baseline = thin_losses(curves.by_step, sizes.points), thin_losses(curves.baseline, sizes.points)
     # Also in work that was thrown away: that is evidence.
     bad = sorted({point.step for point in (*curves.by_step, *curves.main) if point.is_loss_bad})
     if len(main) < 2 and not bad:
         return Markup("")
-    first, last = _steps_drawn(curves, [*curves.by_step, *curves.twin])
+    first, last = _steps_drawn(curves, [*curves.by_step, *curves.baseline])
     frame = Frame(width, TOP, TOP + sizes.height)
     x = frame.across(first, last)
-    low, high = drawing.visible_range([loss for _, loss in (*main, *twin)])
+    low, high = drawing.visible_range([loss for _, loss in (*main, *baseline)])
     y = frame.upwards(low, high)
-    beyond, beyond_items = drawing.out_of_range((main, twin), x, frame, low, high)
+    beyond, beyond_items = drawing.out_of_range((main, baseline), x, frame, low, high)
     apart, apart_frame, apart_items = _apart(curves, frame, x, sizes)
     body = [
         *_step_bands(curves, history, frame, x),
         *drawing.axis_up(frame, y, drawing.ticks(low, high)),
         drawing.text(6.0, 12.0, "loss", css="strong"),
-        *(drawing.line(piece, "twin") for piece in _pieces(curves.twin, twin, x, y, low, high)),
+        *(drawing.line(piece, "twin") for piece in _pieces(curves.baseline, baseline, x, y, low, high)),
         *(drawing.line(piece, "main") for piece in _pieces(curves.by_step, main, x, y, low, high)),
         *(
             drawing.rect(x(since), frame.top, max(2.0, x(until) - x(since)), 6, "mark-bad")
@@ -76,7 +76,7 @@ def loss_by_step(curves: Curves, history: History, width: int) -> Markup:
     ]
     size = -(-len(curves.by_step) // (sizes.points // 2)) if len(curves.by_step) > sizes.points else 1
     thinned = f", lowest and highest of every {size} steps" if size > 1 else ""
-    items = [("curve-main", f"this run{thinned}"), *((("curve-twin", "fault-free baseline"),) if twin else ())]
+    items = [("curve-main", f"this run{thinned}"), *((("curve-twin", "fault-free baseline"),) if baseline else ())]
     if bad:
         items.append(("mark-bad", "not finite"))
     items += [*beyond_items, *apart_items, *_step_band_items(curves, history)]
@@ -86,7 +86,7 @@ def loss_by_step(curves: Curves, history: History, width: int) -> Markup:
         width,
         apart_frame.bottom + 38 + height + 4,
         "Loss by step",
-        _loss_text(_losses(curves.by_step), _losses(curves.twin), bad),
+        _loss_text(_losses(curves.by_step), _losses(curves.baseline), bad),
         [*body, *legend],
     )
 
@@ -99,9 +99,9 @@ def _steps_drawn(curves: Curves, points: Sequence[StepPoint]) -> tuple[float, fl
 
 
 def _apart(curves: Curves, frame: Frame, x: Scale, sizes: Sizes) -> tuple[list[str], Frame, list[tuple[str, str]]]:
-    """A small panel below `frame`: the difference from the twin, in percent. With the legend's items."""
-    twin = curves.twin if curves.has_counted else ()
-    points = [(step, 100 * ratio) for step, ratio in differences(curves.by_step, twin, sizes.points)]
+    """A small panel below `frame`: the difference from the baseline, in percent. With the legend's items."""
+    baseline = curves.baseline if curves.has_counted else ()
+    points = [(step, 100 * ratio) for step, ratio in differences(curves.by_step, baseline, sizes.points)]
     if len(points) < 2:
         return [], frame, []
     panel = Frame(frame.width, frame.bottom + 34, frame.bottom + 34 + 60)
@@ -208,7 +208,7 @@ def _losses(points: Sequence[StepPoint]) -> list[float]:
     return [point.loss for point in points if point.loss is not None]
 
 
-def _loss_text(main: Sequence[float], twin: Sequence[float], bad: Sequence[int]) -> str:
+def _loss_text(main: Sequence[float], baseline: Sequence[float], bad: Sequence[int]) -> str:
     said = []
     if main:
         said.append(
@@ -216,5 +216,6 @@ def _loss_text(main: Sequence[float], twin: Sequence[float], bad: Sequence[int])
         )
     if bad:
         said.append(f"It was not finite in {count(len(bad), 'step')}, first in step {bad[0]}.")
-    said.append(f"The baseline's goes to {median(twin[-10:]):.4g}." if twin else "There is no fault-free baseline.")
+    last = f"The baseline's goes to {median(baseline[-10:]):.4g}." if baseline else "There is no fault-free baseline."
+    said.append(last)
     return " ".join(said)

@@ -13,7 +13,7 @@ from harness.analysis.contained import charge
 from harness.analysis.state import RunState, state_of
 from harness.analysis.steps import WORK_UNITS, CommittedStep, step_under_way
 from mecefo_runtime.job.layout import Layout
-from mecefo_runtime.system.events import TWIN_JOB, Event
+from mecefo_runtime.system.events import BASELINE_JOB, Event
 from mecefo_runtime.system.job_records import (
     JobStarted,
     LayoutTold,
@@ -81,7 +81,7 @@ class Curves:
     """
 
     main: tuple[StepPoint, ...]
-    twin: tuple[StepPoint, ...]
+    baseline: tuple[StepPoint, ...]
     marks: tuple[Mark, ...]
     lanes: Mapping[int, tuple[Holding, ...]] = field(default_factory=dict)
     unit: str = WORK_UNITS[0]
@@ -106,12 +106,12 @@ def trace(events: Iterable[Event]) -> Curves:
     """The curves of a run. A log that lacks something gives empty curves, not an error."""
     state = state_of(events)
     times = state.timeline
-    begin, twin_started = times.started_seconds, state.first_of(JobStarted, TWIN_JOB)
-    twin_begin = begin if twin_started is None else twin_started.monotonic_seconds
-    twin = () if times.is_twin_disturbed else _points(times.twin.first, twin_begin)
+    begin, baseline_started = times.started_seconds, state.first_of(JobStarted, BASELINE_JOB)
+    baseline_begin = begin if baseline_started is None else baseline_started.monotonic_seconds
+    baseline = () if times.is_baseline_disturbed else _points(times.baseline.first, baseline_begin)
     curves = Curves(
         _points(times.steps.first, begin),
-        twin,
+        baseline,
         (),
         unit=times.steps.unit,
         began_seconds=begin,
@@ -150,9 +150,11 @@ def thin_losses(points: Sequence[StepPoint], max_points: int) -> tuple[tuple[int
     return _extremes([(point.step, point.loss) for point in points if point.loss is not None], max_points)
 
 
-def differences(main: Sequence[StepPoint], twin: Sequence[StepPoint], max_points: int) -> tuple[tuple[int, float], ...]:
+def differences(
+    main: Sequence[StepPoint], baseline: Sequence[StepPoint], max_points: int
+) -> tuple[tuple[int, float], ...]:
     """(step, loss over the baseline's less 1) of the steps that both know, thinned as `thin_losses`."""
-    others = {point.step: point.loss for point in twin if point.loss}
+    others = {point.step: point.loss for point in baseline if point.loss}
     known = [
         (point.step, point.loss / other - 1.0)
         for point in main

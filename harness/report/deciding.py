@@ -12,7 +12,7 @@ from harness.judging.gates import OPERATORS, Gate, GateError
 from harness.judging.metrics import Metric
 from harness.judging.series import NoValue, Series, recorded_of
 from harness.judging.summary import GateResult, IncidentSummary, Summary
-from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
+from mecefo_runtime.system.events import BASELINE_JOB, MAIN_JOB, Event
 
 _MAX_INCIDENTS = 3
 """Of more incidents that fail a gate, the worst are named."""
@@ -126,7 +126,7 @@ def _of_run(metric: str, events: Sequence[Event]) -> Deciding:
         last = {
             event.job: number
             for number, event in enumerate(events, start=1)
-            if event.kind == "step_committed" and event.job in (MAIN_JOB, TWIN_JOB)
+            if event.kind == "step_committed" and event.job in (MAIN_JOB, BASELINE_JOB)
         }
         return Deciding("the last steps", tuple(sorted(last.values())))
     kinds = next((kinds for start, kinds in _SOURCES.items() if metric.startswith(start)), ("job_ended",))

@@ -92,7 +92,7 @@ def read(events: Iterable[Event]) -> History:
         stopped=_joined((since, until) for since, until, cause in segments if cause in _STANDSTILLS),
         affected=affected,
         ways={one.incident: _way(one, one.goes_on, _restarted(one, times)) for one in times.judged},
-        before=median_work_per_second(times.baseline),
+        before=median_work_per_second(times.before),
         noise_ratio=throughput.measure(times).noise_ratio,
     )
 

@@ -198,7 +198,7 @@ class _Report:
             self._row(words[key], speed_text(speed), speed / (max(known.values()) or 1.0))
         for number, (label, value) in enumerate(wording.drop_rows(self._summary)):
             self._row(label, value, style="" if number else "bold")
-        for label, value in wording.twin_rows(self._summary):
+        for label, value in wording.baseline_rows(self._summary):
             self._row(label, value)
         self._sparkline()
 
@@ -223,18 +223,18 @@ class _Report:
             self._paragraph(f"speed over time ({told})")
 
     def _loss(self) -> None:
-        loss, twin = self._summary.final_loss, self._summary.twin_loss
+        loss, baseline = self._summary.final_loss, self._summary.baseline_loss
         if loss is None:
             return
         self._head("Loss")
         self._row("final loss of this run", f"{loss:.4f}")
-        if twin is None and self._summary.steps_unknown_because is not None:
+        if baseline is None and self._summary.steps_unknown_because is not None:
             self._paragraph("It is compared with no baseline's: the numbers of the steps are not known.")
             return
-        if twin is None:
+        if baseline is None:
             self._paragraph("There is no fault-free baseline to compare with (--baseline-run).")
             return
-        self._row("final loss of the fault-free baseline", f"{twin:.4f}")
+        self._row("final loss of the fault-free baseline", f"{baseline:.4f}")
         self._row("difference", wording.percent(self._summary.loss_deviation_ratio, 2), style="bold")
 
     def _approximation(self) -> None:

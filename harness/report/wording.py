@@ -153,13 +153,14 @@ def _approximated(num_degraded: int, num_projected: int, num_layers: int | None 
     return f"{number} {how}" + (f" and {num_projected} projected" if num_degraded and num_projected else "")
 
 
-def twin_rows(summary: Summary) -> Iterator[tuple[str, str]]:
+def baseline_rows(summary: Summary) -> Iterator[tuple[str, str]]:
     """(words, value) of what an external job and its fault-free baseline took; each had the machine to itself."""
-    if summary.twin_wall_clock_seconds is None:
+    if summary.baseline_wall_clock_seconds is None:
         return
-    if summary.twin_work_per_second is not None:
-        yield "fault-free baseline (median)", f"{speed_text(summary.twin_work_per_second)} {summary.throughput_unit}/s"
-    yield "duration of the fault-free baseline", name_seconds(summary.twin_wall_clock_seconds)
+    if summary.baseline_work_per_second is not None:
+        speed = speed_text(summary.baseline_work_per_second)
+        yield "fault-free baseline (median)", f"{speed} {summary.throughput_unit}/s"
+    yield "duration of the fault-free baseline", name_seconds(summary.baseline_wall_clock_seconds)
     if summary.slowdown_ratio is not None:
         yield "duration of this run", name_seconds(summary.wall_clock_seconds)
         yield "slowdown vs. the baseline", percent(summary.slowdown_ratio)
@@ -184,7 +185,7 @@ def drop_rows(summary: Summary) -> Iterator[tuple[str, str]]:
 def comparable_baseline(summary: Summary) -> float | None:
     """Work per second of the fault-free baseline, where it ran at the pace of the job and had the machine to itself."""
     is_dilated = summary.dilation_ratio is not None and summary.dilation_ratio != 1.0
-    return None if is_dilated or summary.twin_wall_clock_seconds is None else summary.twin_work_per_second
+    return None if is_dilated or summary.baseline_wall_clock_seconds is None else summary.baseline_work_per_second
 
 
 def moment(incident: IncidentSummary) -> str:

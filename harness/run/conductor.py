@@ -35,15 +35,15 @@ from harness.control.recorder import Recorder
 from harness.judging.early_end import EarlyEnd
 from harness.judging.gates import HaltCondition
 from harness.live.live import RunView
-from harness.run.baseline import Baseline
+from harness.run.baseline_after import BaselineAfter
+from harness.run.baseline_beside import BaselineBeside
 from harness.run.job_run import JobRun, job_started
 from harness.run.overlaps import Overlaps
 from harness.run.restarts import Restarts
-from harness.run.twin import Twin
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.system.clocks import this_clock
 from mecefo_runtime.system.emitter import Emitter
-from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
+from mecefo_runtime.system.events import BASELINE_JOB, MAIN_JOB, Event
 from mecefo_runtime.system.host import this_host
 from mecefo_runtime.system.job_records import JobFailed, Regrouped, Restarting, StepCommitted
 from mecefo_runtime.system.run_records import (
@@ -124,11 +124,12 @@ class Conductor:
             lambda: self._repairs.awaited_until_seconds,
             self._may_be_repaired,
         )
-        self._twin: Baseline[JobConfig] | Baseline[CommandConfig] | None = None
+        self._baseline: BaselineAfter[JobConfig] | BaselineAfter[CommandConfig] | None = None
         if experiment.twin and isinstance(job, CommandConfig):
-            self._twin = Baseline(job, self._twin_run)
+            self._baseline = BaselineAfter(job, self._baseline_run)
         elif experiment.twin and isinstance(job, JobConfig):
-            self._twin = Twin(job, self._twin_run, self._emitter, can_run_beside=self._backend.can_run_beside)
+            can_run_beside = self._backend.can_run_beside
+            self._baseline = BaselineBeside(job, self._baseline_run, self._emitter, can_run_beside=can_run_beside)
         self._end: asyncio.Future[str] | None = None
         self._end_message = ""
         self._log_failure: EnvironmentFailure | None = None
@@ -149,9 +150,9 @@ class Conductor:
                 await self._unless_ended(self._open())
                 await self._unless_ended(self._run_main())
                 # A command that died of a fault: whether it comes through without one is worth knowing.
-                is_comparable = self._main_outcome == "completed" or isinstance(self._twin, Baseline)
-                if self._twin is not None and is_comparable:
-                    await self._unless_ended(self._twin.finish())
+                is_comparable = self._main_outcome == "completed" or isinstance(self._baseline, BaselineAfter)
+                if self._baseline is not None and is_comparable:
+                    await self._unless_ended(self._baseline.finish())
                 reason, message = "completed", ""
             except _Ended as ended:
                 reason, message = ended.reason, ended.message
@@ -264,15 +265,15 @@ class Conductor:
     def _may_be_repaired(self) -> bool:
         return self._repairs.are_due or (self._injector is not None and self._injector.is_striking)
 
-    def _twin_run(self, job: AnyConfig) -> JobRun:
+    def _baseline_run(self, job: AnyConfig) -> JobRun:
         # No fault is for it: its agents are told so, and train on.
         self._control.agents = None if job.traits.is_user_script else self._control.agents
-        return JobRun(TWIN_JOB, job, self._backend, self._on_event, self._state)
+        return JobRun(BASELINE_JOB, job, self._backend, self._on_event, self._state)
 
     async def _close(self, reason: str, message: str) -> None:
         await self._overlaps.stop()
-        if self._twin is not None:
-            await self._twin.stop()
+        if self._baseline is not None:
+            await self._baseline.stop()
         with suppress(ChaosError):
             await self._backend.close()
         await self._control.close()
@@ -312,10 +313,10 @@ class Conductor:
         record = self._state.feed(event)
         self._view.feed(event)
         self._early_end.feed(event)
-        if event.job == TWIN_JOB and self._twin is not None and self._twin.run is not None:
-            self._twin.run.on_event(event)
+        if event.job == BASELINE_JOB and self._baseline is not None and self._baseline.run is not None:
+            self._baseline.run.on_event(event)
             if isinstance(record, StepCommitted):
-                self._twin.run.on_step(record)
+                self._baseline.run.on_step(record)
         if self._main.running is None or event.job != MAIN_JOB:
             return
         self._main.on_event(event)
@@ -335,8 +336,8 @@ class Conductor:
         step = record.step or 0
         self._main.on_step(record)
         self._repairs.on_step(step)
-        if self._twin is not None:
-            self._twin.on_main_step()
+        if self._baseline is not None:
+            self._baseline.on_main_step()
         for condition in self._halts:
             if condition.check(record):
                 self._emitter.emit(Halted(condition=condition.text), step=step)

@@ -68,7 +68,7 @@ def execute(
         job = with_ratings(job, kept_ratings(out, job, experiment.backend))
     has_networks = wants_networks(experiment, [registry()[incident.fault].needs for incident in incidents])
     kind = kind_of(experiment.nodes_on)
-    require_room(job, needs_of(job, incidents, has_twin=experiment.twin, has_networks=has_networks), kind.machine())
+    require_room(job, needs_of(job, incidents, has_baseline=experiment.twin, has_networks=has_networks), kind.machine())
     refuse_if_unclean()
     writable_folder()
     if isinstance(job, JobConfig) and (why_not := kind.machine().why_no_device(job.device)) is not None:

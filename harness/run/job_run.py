@@ -1,4 +1,4 @@
-"""One job of a run, the main one or its twin, from its start to its end: how far it has come, and whether it stalls."""
+"""One job of a run, the main one or its baseline, from start to end: how far it has come, and whether it stalls."""
 
 from __future__ import annotations
 

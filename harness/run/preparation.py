@@ -235,8 +235,8 @@ def _conditions(experiment: Experiment, is_sound: IsSound) -> list[UsageError]:
         try:
             is_alone = not experiment.job.traits.has_baseline_beside
             is_started_once = is_alone and experiment.nodes_on.starts_command_on_each_node
-            has_twin = experiment.twin or not is_sound("twin")
-            check_gates([gate], has_twin=has_twin, can_have_twin=not is_started_once)
+            has_baseline = experiment.twin or not is_sound("twin")
+            check_gates([gate], has_baseline=has_baseline, can_have_baseline=not is_started_once)
         except GateError as error:
             problems.append(UsageError(str(error), key=f"gates[{index}]"))
     for index, condition in enumerate(experiment.halt):

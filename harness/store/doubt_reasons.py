@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.analysis.words import count, name_numbers
-from mecefo_runtime.system.events import TWIN_JOB
+from mecefo_runtime.system.events import BASELINE_JOB
 from mecefo_runtime.system.reason import Made, Reason, Table
 
 
@@ -25,7 +25,7 @@ def _not_understood(number: int) -> str:
 
 
 def _steps_missing(job: str, steps: Sequence[int], number: int) -> str:
-    whose = "log of the fault-free baseline" if job == TWIN_JOB else "log"
+    whose = "log of the fault-free baseline" if job == BASELINE_JOB else "log"
     more = f" and {number - len(steps)} more" if number > len(steps) else ""
     which = name_numbers("step", steps)
     return f"the {whose} has no step_committed of {which}{more}, though the same ranks took later steps"

@@ -1,4 +1,4 @@
-"""`chaos compare`, and what `chaos run --repeat` and `--baseline` share with it."""
+"""`chaos compare`, and what `chaos run --repeat` and `--reference` share with it."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ _COUNTS = ("spares", "redundancy")
 _QUALITY = "quality"
 COMPARISON = "Comparison"
 
-_COMPARE_HELP = """Compare strategies, or a run with its baseline.
+_COMPARE_HELP = """Compare strategies, or a run with its reference.
 
 \b
 chaos compare --strategies mecefo,checkpoint kill-node --at step=100
                               each strategy K times, in turn
-chaos compare RUN BASELINE    better, worse, or within the noise
+chaos compare RUN REFERENCE   better, worse, or within the noise
 
-RUN and BASELINE are `latest`, a name, name/time, a path, or a file (summary.json, set.json).
+RUN and REFERENCE are `latest`, a name, name/time, a path, or a file (summary.json, set.json).
 
 Exit codes: 0; 1 a figure got worse by more than the noise and the tolerance; 5 undecided.
 """
 
 
 @click.command(cls=CommandOfAnExperiment, help=_COMPARE_HELP)
-@click.argument("baseline", required=False, shell_complete=completing.RUNS)
+@click.argument("reference", required=False, shell_complete=completing.RUNS)
 @option(
     COMPARISON,
     "--strategies",
@@ -67,7 +67,7 @@ Exit codes: 0; 1 a figure got worse by more than the noise and the tolerance; 5 
     help="Runs of each strategy.",
 )
 @option(
-    COMPARISON, "--tolerance", metavar="PERCENT", help="With a baseline: changes up to this are ignored. Default: 5%."
+    COMPARISON, "--tolerance", metavar="PERCENT", help="With a reference: changes up to this are ignored. Default: 5%."
 )
 @option(
     COMPARISON,
@@ -75,15 +75,15 @@ Exit codes: 0; 1 a figure got worse by more than the noise and the tolerance; 5 
     "figures",
     multiple=True,
     metavar="NAME",
-    help="With a baseline: metric that decides. Repeatable.",
+    help="With a reference: metric that decides. Repeatable.",
 )
-@option(COMPARISON, "--anyway", is_flag=True, help="With a baseline: compare even different experiments.")
+@option(COMPARISON, "--anyway", is_flag=True, help="With a reference: compare even different experiments.")
 @option(COMPARISON, "--csv", "csv_file", type=FileToWrite(), metavar="FILE", help="Also write every run as a CSV row.")
 @OUT_OPTION
 @JSON_OPTION
 def compare(
     subject: str | None,
-    baseline: str | None,
+    reference: str | None,
     out: Path,
     as_json: bool,
     strategies: str | None,
@@ -94,12 +94,12 @@ def compare(
     csv_file: Path | None,
     **options: Any,
 ) -> int:
-    """Run an experiment under each of several strategies, or compare a run with its baseline."""
+    """Run an experiment under each of several strategies, or compare a run with its reference."""
     if strategies is not None:
-        of_a_baseline = {"tolerance": tolerance, "figure": figures, "anyway": anyway, "strategy": options["strategy"]}
-        refuse_options(of_a_baseline, "it has no meaning with --strategies: leave it out")
-        if baseline is not None:
-            raise UsageError(f"of one experiment: leave out {baseline}")
+        of_a_reference = {"tolerance": tolerance, "figure": figures, "anyway": anyway, "strategy": options["strategy"]}
+        refuse_options(of_a_reference, "it has no meaning with --strategies: leave it out")
+        if reference is not None:
+            raise UsageError(f"of one experiment: leave out {reference}")
         return compare_strategies(
             lambda its_own: read_experiment(subject, {**options, **its_own})[0],
             strategies,
@@ -108,14 +108,14 @@ def compare(
             as_json,
             csv_file,
         )
-    if subject is None or baseline is None:
-        raise UsageError("give --strategies and an experiment, or a run and its baseline")
+    if subject is None or reference is None:
+        raise UsageError("give --strategies and an experiment, or a run and its reference")
     refuse_options(options, "stored runs are compared, and this describes a run that is made: leave it out")
-    return compare_with_baseline(subject, baseline, out, as_json, figures, tolerance, anyway, csv_file)
+    return compare_with_reference(subject, reference, out, as_json, figures, tolerance, anyway, csv_file)
 
 
 @dataclass(frozen=True, slots=True)
-class Baseline:
+class Reference:
     """What runs are compared with: `judge` compares samples with it, `ratings` are by what its compute was padded."""
 
     judge: Callable[[Sequence[Sample]], Against]
@@ -156,11 +156,11 @@ def repeat(
     num_rounds: int,
     out: Path,
     as_json: bool,
-    baseline: Baseline | None,
+    reference: Reference | None,
     junit: Path | None = None,
     github: bool | None = None,
 ) -> int:
-    """Run the same experiment `num_rounds` times; returns the exit code, with a `baseline` the worse of both.
+    """Run the same experiment `num_rounds` times; returns the exit code, with a `reference` the worse of both.
 
     `junit` is a file for the JUnit report; `github` as of `tell_github`.
     """
@@ -172,10 +172,10 @@ def repeat(
     check_repeatable(experiment)
     label = getattr(experiment.job, "strategy", experiment.job.runtime)
     rounds = Rounds(
-        "repetition", [Contender(label, experiment)], num_rounds, out, None if baseline is None else baseline.ratings
+        "repetition", [Contender(label, experiment)], num_rounds, out, None if reference is None else reference.ratings
     )
     found = rounds.run(sys.stderr)
-    against = None if baseline is None else baseline.judge(found.samples)
+    against = None if reference is None else reference.judge(found.samples)
     verdict = judge_repetition(found)
     exit_code = _report(found, verdict, rounds.folder, as_json, against)
     if junit is not None:
@@ -187,9 +187,9 @@ def repeat(
     return exit_code
 
 
-def compare_with_baseline(
+def compare_with_reference(
+    name: str,
     reference: str,
-    baseline: str,
     out: Path,
     as_json: bool,
     figures: Sequence[str],
@@ -200,51 +200,56 @@ def compare_with_baseline(
     """The figures of two stored runs, or sets of them, side by side; returns the exit code."""
     from harness.comparison.stored import find_samples
 
-    samples = find_samples(out, reference)
-    against = prepare_baseline(baseline, out, figures, tolerance, anyway).judge(samples)
+    samples = find_samples(out, name)
+    against = prepare_reference(reference, out, figures, tolerance, anyway).judge(samples)
     if csv_file is not None:
-        _write_csv(csv_file, {reference: samples, baseline: find_samples(out, baseline)})
+        _write_csv(csv_file, {name: samples, reference: find_samples(out, reference)})
     if as_json:
-        print_json({"run": reference, "baseline": baseline, **to_json(against)})
+        print_json({"run": name, "reference": reference, "baseline": reference, **to_json(against)})
     else:
         from harness.comparison.text import against_lines
 
-        print_as_is("\n".join(against_lines(against, reference, baseline, columns())))
+        print_as_is("\n".join(against_lines(against, name, reference, columns())))
     return against.verdict.exit_code
 
 
-def prepare_baseline(
-    reference: str, out: Path, figures: Sequence[str] = (), tolerance: str | None = None, anyway: bool = False
-) -> Baseline:
-    """The baseline `reference`, which is read now: a mistake shows before anything runs.
+def prepare_reference(
+    name: str, out: Path, figures: Sequence[str] = (), tolerance: str | None = None, anyway: bool = False
+) -> Reference:
+    """The reference `name`, which is read now: a mistake shows before anything runs.
 
     Raises:
-        UsageError: there is no such baseline, figure or tolerance.
+        UsageError: there is no such reference, figure or tolerance.
     """
     from harness.comparison.change import DEFAULT_TOLERANCE_RATIO
     from harness.comparison.figures import DECIDING
     from harness.comparison.stored import find_samples
     from harness.comparison.verdicts import judge_against
 
-    samples = find_samples(out, reference)
+    samples = find_samples(out, name)
     deciding = [_figure(name) for name in figures] or DECIDING
     ratio = DEFAULT_TOLERANCE_RATIO if tolerance is None else _tolerance(tolerance)
-    return Baseline(
+    return Reference(
         judge=lambda now: judge_against(now, samples, deciding, ratio, anyway=anyway),
         ratings=next((sample.ratings for sample in samples if sample.ratings is not None), None),
     )
 
 
-def single_run_against(folder: Path, exit_code: int, out: Path, as_json: bool, baseline: Baseline) -> int:
-    """A run that has just ended beside its baseline, told after its report; returns the worse of both exit codes."""
+def single_run_against(folder: Path, exit_code: int, out: Path, as_json: bool, reference: Reference) -> int:
+    """A run that has just ended beside its reference, told after its report; returns the worse of both exit codes."""
     from harness.comparison.stored import find_samples
     from harness.comparison.text import against_lines
     from harness.comparison.verdicts import worst
 
-    against = baseline.judge(find_samples(out, str(folder)))
+    against = reference.judge(find_samples(out, str(folder)))
     # Standard output has the summary of the run, and nothing else.
-    echo("\n" + "\n".join(against_lines(against, "this run", "the baseline", columns())), err=as_json)
+    echo("\n" + "\n".join(against_lines(against, "this run", "the reference", columns())), err=as_json)
     return worst([exit_code, against.verdict.exit_code])
+
+
+def _against_document(against: Against | None) -> dict[str, Any]:
+    """The comparison with a reference, under today's key and the earlier one."""
+    return {} if against is None else dict.fromkeys(("against_reference", "against_baseline"), to_json(against))
 
 
 def _report(found: RunSet, verdict: SetVerdict, folder: Path, as_json: bool, against: Against | None) -> int:
@@ -255,12 +260,12 @@ def _report(found: RunSet, verdict: SetVerdict, folder: Path, as_json: bool, aga
     write_pages(found, verdict, folder)
     if as_json:
         document = {**to_json(found), **to_json(verdict), "folder": str(folder)}
-        print_json(document | ({} if against is None else {"against_baseline": to_json(against)}))
+        print_json(document | _against_document(against))
     else:
         unicode = (sys.stdout.encoding or "").lower().startswith("utf")
         print_as_is("\n".join(set_lines(found, verdict, folder, unicode=unicode, width=columns())))
         if against is not None:
-            print_as_is("\n" + "\n".join(against_lines(against, "this", "the baseline", columns())))
+            print_as_is("\n" + "\n".join(against_lines(against, "this", "the reference", columns())))
     return worst([verdict.exit_code, *([] if against is None else [against.verdict.exit_code])])
 
 

@@ -14,7 +14,7 @@ from chaos.errors import ChaosError, EnvironmentFailure, UsageError
 from chaos.host import streams
 from chaos.host.inherited import hear_of_children, is_limit, why_limit
 from mecefo_chaos.cli.calibrate import calibrate
-from mecefo_chaos.cli.compare import compare, prepare_baseline, single_run_against
+from mecefo_chaos.cli.compare import compare, prepare_reference, single_run_against
 from mecefo_chaos.cli.compare import repeat as repeat_run
 from mecefo_chaos.cli.completion import completion
 from mecefo_chaos.cli.doctor import doctor
@@ -70,7 +70,7 @@ class _Commands(GroupedGroup):
     sections: ClassVar = {
         "Run experiments": {
             "run": "run an experiment and judge it",
-            "compare": "compare strategies, or a run with a baseline",
+            "compare": "compare strategies, or a run with a reference",
             "replay": "repeat a run from its log",
             "shrink": "find the smallest set of faults with which a run still fails",
         },
@@ -147,11 +147,13 @@ Examples:
 )
 @option(
     RUNNING,
-    "--baseline",
+    "--reference",
+    "reference",
     metavar="RUN",
     shell_complete=completing.RUNS,
     help="Also compare with this stored run or set of runs; worse fails.",
 )
+@click.option("--baseline", "earlier_reference", hidden=True, metavar="RUN", shell_complete=completing.RUNS)
 @OUT_OPTION
 @JSON_OPTION
 @option(OUTPUT, "--junit", type=FileToWrite(), help="Also write the JUnit report to this file.")
@@ -179,7 +181,8 @@ def run(
     quick: bool,
     dry_run: bool,
     repeat: int,
-    baseline: str | None,
+    reference: str | None,
+    earlier_reference: str | None,
     **options: Any,
 ) -> int:
     """Run an experiment; see `_RUN_HELP`."""
@@ -189,7 +192,8 @@ def run(
     experiment, source = read_experiment(subject, options)
     if chosen:
         echo(chosen)
-    against = None if baseline is None else prepare_baseline(baseline, out)
+    reference = earlier_reference if reference is None else reference
+    against = None if reference is None else prepare_reference(reference, out)
     if metrics not in ("off", "auto"):
         from harness.exporter.job import address_of
 

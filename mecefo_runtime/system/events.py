@@ -27,7 +27,7 @@ _MAX_PLACES = 1 << 24
 PID_FIELDS = frozenset({"started_pid", "exited_pid", "parent_pid"})
 """Fields of events that hold the pid of another process of the emitter's host."""
 MAIN_JOB = "main"
-TWIN_JOB = "twin"
+BASELINE_JOB = "twin"
 # `json.dumps` makes an encoder with each call, and looks for circles, of which there are none.
 _ENCODE = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 

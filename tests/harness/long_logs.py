@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
+from mecefo_runtime.system.events import BASELINE_JOB, MAIN_JOB, Event
 
 SECONDS = 0.001
 LAYERS = 4
@@ -126,9 +126,9 @@ def steps(number: int) -> list[Event]:
     log.say("isolated", epoch=1)
     log.regroup(2, [0, 2, 3], "loss")
     log.steps(number // 2 + 1, number, epoch=2)
-    log.say("job_started", job=TWIN_JOB, runtime="mecefo", num_ranks=4, nodes=1, steps=number)
-    log.steps(1, number, job=TWIN_JOB)
-    log.say("job_ended", job=TWIN_JOB, outcome="completed")
+    log.say("job_started", job=BASELINE_JOB, runtime="mecefo", num_ranks=4, nodes=1, steps=number)
+    log.steps(1, number, job=BASELINE_JOB)
+    log.say("job_ended", job=BASELINE_JOB, outcome="completed")
     return log.end()
 
 

@@ -76,7 +76,7 @@ def summary(**changes: Any) -> Summary:
         "throughput_drop_ratio": 0.2676,
         "throughput_drop_whole_run_ratio": 0.05,
         "final_loss": 2.65,
-        "twin_loss": 2.64,
+        "baseline_loss": 2.64,
         "loss_deviation_ratio": 0.0038,
         "incidents": [incident()],
         "badput_seconds": {"startup": 1.0, "regroup": 0.5, "checkpoint": 0.0, "other": 0.5},

@@ -15,7 +15,7 @@ from typing import Any
 from chaos.language.identity import hash_of
 from mecefo_runtime.job.layout import Cluster, Layout
 from mecefo_runtime.model.data import checksum, samples_of_step
-from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
+from mecefo_runtime.system.events import BASELINE_JOB, MAIN_JOB, Event
 from mecefo_runtime.system.json_values import to_json
 from tests.planning import layout_of
 
@@ -105,7 +105,7 @@ def run(
     steps: int = 60,
     faults: Sequence[Fault] = (Fault(),),
     kills: Sequence[Kill] = (),
-    twin: bool = True,
+    baseline: bool = True,
     cut_off_after_step: int | None = None,
     ended: str = "completed",
     gates: Sequence[str] = (),
@@ -129,7 +129,7 @@ def run(
         steps, list(faults), step_seconds, degraded_step_seconds, jitter_ratio, main_loss_ratio, dilation_ratio
     )
     story.kills = list(kills)
-    story.start_run(name, twin, gates)
+    story.start_run(name, baseline, gates)
     if ended != "completed":
         story.stop_after = (steps + max((f.step for f in faults), default=0)) // 2
     story.cut_off_after = cut_off_after_step
@@ -137,8 +137,8 @@ def run(
     story.train(MAIN_JOB)
     if story.cut_off:
         return story.told()
-    if twin and ended == "completed":
-        story.train(TWIN_JOB)
+    if baseline and ended == "completed":
+        story.train(BASELINE_JOB)
     story.end_run(ended, residue)
     return story.told()
 
@@ -197,7 +197,7 @@ class _Story:
             )
         )
 
-    def start_run(self, name: str, twin: bool, gates: Sequence[str]) -> None:
+    def start_run(self, name: str, baseline: bool, gates: Sequence[str]) -> None:
         """The experiment and the plan."""
         job = {
             "runtime": "mecefo",
@@ -218,7 +218,7 @@ class _Story:
             }
             for f in self.faults
         ]
-        experiment = {"name": name, "seed": 7, "job": job, "faults": faults, "gates": list(gates), "twin": twin}
+        experiment = {"name": name, "seed": 7, "job": job, "faults": faults, "gates": list(gates), "twin": baseline}
         self.emit(
             "run_started",
             "conductor",

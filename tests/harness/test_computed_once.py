@@ -39,7 +39,7 @@ def looking() -> list[Event]:
 
 
 def ordinary() -> list[Event]:
-    return run(twin=True, faults=[Fault(), Fault(step=40, node=2)], gates=GATES)
+    return run(baseline=True, faults=[Fault(), Fault(step=40, node=2)], gates=GATES)
 
 
 @pytest.fixture

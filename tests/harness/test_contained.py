@@ -80,7 +80,7 @@ def stored(folder: Path, events: list[Event]) -> Path:
 
 def failing() -> list[Event]:
     """A run that fails: of it a gate is not kept."""
-    return run(twin=True, gates=["recovery_seconds max < 1ms"])
+    return run(baseline=True, gates=["recovery_seconds max < 1ms"])
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +93,7 @@ def forgetful(monkeypatch: pytest.MonkeyPatch):
 def test_a_run_that_passed_is_inconclusive_at_worst_and_has_all_of_its_files(
     where: str, way: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    folder = stored(tmp_path / "run", run(twin=True))
+    folder = stored(tmp_path / "run", run(baseline=True))
     monkeypatch.setattr(where, way)
     summary = write_reports(folder)
     is_judged = any(part in where for part in MAY_CHANGE_THE_VERDICT)
@@ -108,7 +108,7 @@ def test_a_run_that_passed_is_inconclusive_at_worst_and_has_all_of_its_files(
 def test_report_ends_with_the_verdict_as_its_exit_code(
     where: str, way: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    folder = stored(tmp_path / "run", run(twin=True))
+    folder = stored(tmp_path / "run", run(baseline=True))
     monkeypatch.setattr(where, way)
     assert run_cli(["report", str(folder), "--html", str(tmp_path / "page.html")]) in (0, 5)
     assert (tmp_path / "page.html").exists()
@@ -142,7 +142,7 @@ def test_a_failure_that_is_proven_stays(where: str, way: Callable[..., Any], mon
 def test_a_loss_that_is_not_finite_stays_one(where: str, monkeypatch: pytest.MonkeyPatch):
     events = [
         shifted(event, loss=float("nan")) if event.kind == "step_committed" and (event.step or 0) > 40 else event
-        for event in run(twin=False)
+        for event in run(baseline=False)
     ]
     assert summarize(events).verdict == "fail"
     monkeypatch.setattr(where, fail)
@@ -152,7 +152,7 @@ def test_a_loss_that_is_not_finite_stays_one(where: str, monkeypatch: pytest.Mon
 
 
 def test_a_job_that_died_of_a_fault_has_failed_whatever_else_is_known(monkeypatch: pytest.MonkeyPatch):
-    events = run(twin=False, faults=[Fault(recovers=False)], job_fails=True)
+    events = run(baseline=False, faults=[Fault(recovers=False)], job_fails=True)
     before = summarize(events)
     monkeypatch.setattr("harness.analysis.timeline.read_incidents", fail)
     assert before.verdict in ("fail", "error")
@@ -160,7 +160,7 @@ def test_a_job_that_died_of_a_fault_has_failed_whatever_else_is_known(monkeypatc
 
 
 def test_what_needs_a_missing_figure_is_undecided(monkeypatch: pytest.MonkeyPatch):
-    events = run(twin=True, gates=["goodput >= 1%", "steps_lost == 0"])
+    events = run(baseline=True, gates=["goodput >= 1%", "steps_lost == 0"])
     monkeypatch.setattr("harness.analysis.accounting.partitioned", too_much)
     summary = summarize(events)
     assert {gate.expression: gate.passed for gate in summary.gates}["goodput >= 1%"] is None
@@ -194,7 +194,7 @@ def test_a_view_fails_no_run_and_says_so_once(way: Callable[..., Any], monkeypat
     monkeypatch.setattr("harness.live.progress.Recoveries.feed", way)
     stream = io.StringIO()
     with PlainView(stream) as view:
-        for event in run(twin=False):
+        for event in run(baseline=False):
             with contained.budget(0):
                 view.feed(event)
     assert stream.getvalue().count("could not be computed") == 1
@@ -204,7 +204,7 @@ def test_a_sentence_that_cannot_be_made_costs_itself(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("harness.analysis.narrator._verified", fail)
     stream = io.StringIO()
     with PlainView(stream) as view:
-        for event in run(twin=False):
+        for event in run(baseline=False):
             view.feed(event)
     assert "the sentence of verified could not be computed: RuntimeError" in stream.getvalue()
     assert "rejoined the job" in stream.getvalue()
@@ -214,7 +214,7 @@ def test_a_sentence_that_cannot_be_made_costs_itself(monkeypatch: pytest.MonkeyP
 def test_metrics_that_fail_leave_the_others(way: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("harness.analysis.accounting.account_until", way)
     figures = Figures()
-    for event in run(twin=False):
+    for event in run(baseline=False):
         figures.feed(event)
     found = {family.name: family for family in RunCollector(figures, lambda: figures.state.newest_seconds).collect()}
     assert found["chaos_figures_failed"].samples[0].value == 2
@@ -224,7 +224,7 @@ def test_metrics_that_fail_leave_the_others(way: Callable[..., Any], monkeypatch
 
 def test_a_section_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("harness.report.terminal.wording.time_rows", fail)
-    events = run(twin=True)
+    events = run(baseline=True)
     console = Console(file=io.StringIO(), width=100)
     terminal.render(summarize(events), events, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]

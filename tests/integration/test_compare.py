@@ -105,7 +105,7 @@ def test_a_run_with_more_steps_lost_than_its_baseline_fails(compared):
     assert code == 5, "another experiment must not be compared"
     code, text, _ = chaos(folder / "worse", "compare", checkpoint, exact, "--anyway", out=out)
     assert code == 1
-    assert "steps_lost got worse: 7, in the baseline 0" in text
+    assert "steps_lost got worse: 7, in the reference 0" in text
 
 
 def test_interrupted_it_keeps_what_is_done(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 from mecefo_runtime.job.layout import Layout
-from mecefo_runtime.system.events import TWIN_JOB
+from mecefo_runtime.system.events import BASELINE_JOB
 from mecefo_runtime.system.json_values import from_json
 from tests.integration.runs import PATIENT, SLOW_UNTIL_BACK, assert_holders_agree, assert_survived, run_chaos
 
@@ -17,14 +17,14 @@ FAULT = ("kill-node", "--at", "step=20,phase=reduce", "--on", "node=1", "--repai
 JOB = ("--steps", str(STEPS), "--dilation", "off", "--twin")
 
 
-def test_losses_equal_the_twins(tmp_path):
+def test_losses_equal_the_baselines(tmp_path):
     run = run_chaos(tmp_path, *FAULT, *JOB, "--strategy", "exact", patch=PATIENT)
     assert_survived(run, STEPS, at=20, phase="reduce")
-    assert_holders_agree(run, TWIN_JOB)
+    assert_holders_agree(run, BASELINE_JOB)
     assert [event.fields["degraded_layers"] for event in run.of("layout")] == [0, 0, 0]
     lost = run.of("layout")[1].fields
     assert 0 < lost["kept_microbatches"] == 12 - lost["shared_out_microbatches"], "the step was begun anew"
-    assert sorted({event.step for event in run.of("step_committed", TWIN_JOB)}) == list(range(1, STEPS + 1))
+    assert sorted({event.step for event in run.of("step_committed", BASELINE_JOB)}) == list(range(1, STEPS + 1))
     assert run.summary["loss_curve_max_deviation_ratio"] < MAX_DEVIATION_RATIO
 
 
@@ -43,7 +43,7 @@ def test_two_replicas_that_become_one_lose_nothing(tmp_path):
     path.write_text(MERGING)
     run = run_chaos(tmp_path, str(path), patch=PATIENT + SLOW_UNTIL_BACK)
     assert_survived(run, 40, at=10)
-    assert_holders_agree(run, TWIN_JOB)
+    assert_holders_agree(run, BASELINE_JOB)
     layouts = [from_json(Layout, event.fields["layout"]) for event in run.of("layout")]
     ranks = [[[span.rank for span in replica.spans] for replica in layout.replicas] for layout in layouts]
     assert ranks == [[[0, 2], [3, 1]], [[0, 1]], [[0, 2], [3, 1]]]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mecefo_runtime.system.events import TWIN_JOB
+from mecefo_runtime.system.events import BASELINE_JOB
 from mecefo_runtime.system.process import ProcessId
 from tests.integration.runs import ChaosRun, assert_nothing_left, read_run, run_chaos
 
@@ -86,7 +86,7 @@ class TestAnotherLauncher:
         assert badput["restart"] > 0 and badput["repeated_work"] > 0 and badput["regroup"] == 0
         assert summary["throughput_unit"] == "samples" and summary["throughput_per_second"]["before"] > 0
         assert set(summary["throughput_tokens_per_second"].values()) == {None}
-        unknown = ("steps_planned", "samples_lost", "strategy", "twin_loss", "final_loss", "layout_changes")
+        unknown = ("steps_planned", "samples_lost", "strategy", "baseline_loss", "final_loss", "layout_changes")
         assert {summary[key] for key in unknown} == {None}
 
     def test_an_attempt_that_somebody_else_ends_is_charged_to_no_fault(self, tmp_path):
@@ -113,13 +113,14 @@ class TestAnotherLauncher:
         command = again_and_again(sys.executable, TRAINING, "200", str(checkpoint))
         options = ("run", "none", "--baseline-run", "--reset", f"rm -f {checkpoint}", "--json")
         with ChaosRun(tmp_path, options, command=command) as chaos:
-            chaos.wait_for("step_committed", step=20, job=TWIN_JOB)
-            os.kill(chaos.wait_for("process_started", role="rank", job=TWIN_JOB).fields["started_pid"], signal.SIGKILL)
+            chaos.wait_for("step_committed", step=20, job=BASELINE_JOB)
+            started = chaos.wait_for("process_started", role="rank", job=BASELINE_JOB)
+            os.kill(started.fields["started_pid"], signal.SIGKILL)
             exit_code = chaos.wait()
             run = read_run(chaos.folder, exit_code, chaos.stderr)
             assert_nothing_left(chaos, run.events)
-        assert (exit_code, run.summary["twin_outcome"]) == (0, "completed"), run.summary["reasons"]
-        assert (run.summary["slowdown_ratio"], run.summary["twin_work_per_second"]) == (None, None)
+        assert (exit_code, run.summary["baseline_outcome"]) == (0, "completed"), run.summary["reasons"]
+        assert (run.summary["slowdown_ratio"], run.summary["baseline_work_per_second"]) == (None, None)
         assert run.summary["unplanned_losses"] == []
         (said,) = (caveat for caveat in run.summary["caveats"] if "disturbed" in caveat)
         assert "rank 0 was lost after step" in said

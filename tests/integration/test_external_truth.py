@@ -40,7 +40,7 @@ def test_the_fault_free_baseline_begins_where_the_job_did_after_a_reset(tmp_path
     run = run_chaos(tmp_path, "none", "--baseline-run", *reset, *gates, command=training(tmp_path, 20))
     assert (run.exit_code, run.summary["verdict"]) == (0, "pass"), run.summary["reasons"]
     assert run.summary["reasons"][0].startswith("no fault was planned")
-    assert (run.summary["steps_committed"], run.summary["twin_steps_committed"]) == (20, 20)
+    assert (run.summary["steps_committed"], run.summary["baseline_steps_committed"]) == (20, 20)
     assert run.summary["loss_deviation_ratio"] == pytest.approx(0.0, abs=1e-9)
     assert run.summary["slowdown_ratio"] > -1
     assert [gate["passed"] for gate in run.summary["gates"]] == [True] * 3
@@ -67,7 +67,7 @@ def test_a_job_that_resumes_without_its_optimizer_is_counted_on_and_its_kept_los
 
 def test_without_a_reset_the_fault_free_baseline_has_nothing_left_to_do_and_that_is_said(tmp_path):
     run = run_chaos(tmp_path, "none", "--baseline-run", command=training(tmp_path, 5))
-    assert run.summary["twin_loss"] is None
+    assert run.summary["baseline_loss"] is None
     assert any("--reset" in caveat for caveat in run.summary["caveats"]), run.summary["caveats"]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mecefo_runtime.system.events import TWIN_JOB
+from mecefo_runtime.system.events import BASELINE_JOB
 from tests.integration.runs import PATIENT, SLOW_UNTIL_BACK, assert_holders_agree, assert_survived, run_chaos
 
 pytestmark = pytest.mark.integration
@@ -23,7 +23,7 @@ def test_a_masked_replica_moves_no_state_and_changes_no_loss(tmp_path):
     faults = "  - {kind: kill-node, on: node=1, at: {step: 12, phase: reduce}, repair: 5steps}\n"
     run = run_chaos(tmp_path, experiment(tmp_path, faults), patch=PATIENT + SLOW_UNTIL_BACK)
     assert_survived(run, 40, at=12, phase="reduce")
-    assert_holders_agree(run, TWIN_JOB)
+    assert_holders_agree(run, BASELINE_JOB)
     assert [event.fields.get("stack_depth") for event in run.of("layout")] == [None, 2, None]
     assert run.of("layout")[1].fields["num_transfers"] == 0
     assert run.summary["loss_curve_max_deviation_ratio"] < MAX_DEVIATION_RATIO

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from mecefo_runtime.system.events import TWIN_JOB
+from mecefo_runtime.system.events import BASELINE_JOB
 from tests.integration.runs import (
     PATIENT,
     SMALL,
@@ -78,9 +78,9 @@ def test_processes_that_are_killed_before_the_fault_and_in_the_baseline_are_told
         run.wait_for("step_committed", step=run.newest_step() + 2)
         coordinator = run.wait_for("process_started", role="coordinator")
         os.kill(coordinator.fields["started_pid"], signal.SIGKILL)
-        run.wait_for("step_committed", step=5, job=TWIN_JOB)
-        twin = run.wait_for("process_started", started_rank=2, job=TWIN_JOB)
-        os.kill(twin.fields["started_pid"], signal.SIGKILL)
+        run.wait_for("step_committed", step=5, job=BASELINE_JOB)
+        baseline = run.wait_for("process_started", started_rank=2, job=BASELINE_JOB)
+        os.kill(baseline.fields["started_pid"], signal.SIGKILL)
         exit_code = run.wait()
         finished = read_run(run.folder, exit_code, run.stderr)
         assert_nothing_left(run, finished.events)
@@ -98,4 +98,4 @@ def test_processes_that_are_killed_before_the_fault_and_in_the_baseline_are_told
     assert "Ranks 0 and 1 and the supervisor of their node were lost" in said
     assert "The coordinator was lost" in said
     assert "fault-free baseline, which was disturbed itself: rank 2 was lost" in said
-    assert (summary["twin_loss"], summary["loss_deviation_ratio"]) == (None, None)
+    assert (summary["baseline_loss"], summary["loss_deviation_ratio"]) == (None, None)

@@ -26,7 +26,7 @@ def test_interrupted_twice_in_a_row(tmp_path):
     assert events[-1].kind == "run_ended"
 
 
-def test_interrupted_in_the_twin(tmp_path):
+def test_interrupted_in_the_baseline(tmp_path):
     arguments = [*LONG, "--twin"]
     arguments[arguments.index("--steps") + 1] = "60"
     with ChaosRun(tmp_path, ["run", *arguments], patch=stop_at("job_started", "twin")) as run:

@@ -3,7 +3,7 @@
 import pytest
 
 from chaos.language.trigger import PHASES
-from mecefo_runtime.system.events import TWIN_JOB
+from mecefo_runtime.system.events import BASELINE_JOB
 from tests.integration.runs import (
     PATIENT,
     SLOW_UNTIL_BACK,
@@ -33,22 +33,22 @@ def test_approximation_shows_in_the_comparison(tmp_path):
 
 
 @pytest.mark.parametrize("phase", PHASES[:-1])
-def test_losses_equal_the_twins_whenever_in_a_step_a_node_is_lost(tmp_path, phase):
+def test_losses_equal_the_baselines_whenever_in_a_step_a_node_is_lost(tmp_path, phase):
     fault = ("kill-node", "--at", f"step=20,phase={phase}", "--on", "node=1", "--repair", "5steps")
     run = run_chaos(tmp_path, *fault, *JOB, "--strategy", "exact", patch=PATIENT)
     assert_survived(run, STEPS, at=20, phase=phase)
-    assert_holders_agree(run, TWIN_JOB)
+    assert_holders_agree(run, BASELINE_JOB)
     assert run.summary["loss_curve_max_deviation_ratio"] < MAX_DEVIATION_RATIO
 
 
 @pytest.mark.parametrize("phase", ["backward", "reduce"])
-def test_losses_equal_the_twins_through_two_losses_in_one_step(tmp_path, phase):
+def test_losses_equal_the_baselines_through_two_losses_in_one_step(tmp_path, phase):
     path = tmp_path / "twice.yaml"
     path.write_text(TWICE % phase)
     run = run_chaos(tmp_path, str(path), patch=PATIENT + SLOW_UNTIL_BACK)
     assert (run.summary["verdict"], run.exit_code) == ("pass", 0), run.summary["reasons"]
     assert_sound(run, 40)
-    assert_holders_agree(run, TWIN_JOB)
+    assert_holders_agree(run, BASELINE_JOB)
     again = [event.fields for event in run.of("layout") if event.fields["resume_step"] == 15]
     assert len(again) >= 2, "both were lost in one step"
     if phase == "reduce":

@@ -122,10 +122,10 @@ class CommandOnNodes(CommandRun):
         Says so when a rank is on another node than targets count on; two at once on two nodes end the job.
         """
         rank, node, cluster = int(hello["rank"]), int(hello["node"]), self._job.cluster()
-        twin = self._attempts.ranks.get(rank)
+        already = self._attempts.ranks.get(rank)
         # A launcher that starts its ranks again may do that on another node, and counts it.
-        if twin is not None and twin.node != node and int(hello["attempt"]) == 1 and twin.process.is_running():
-            sentence = _not_one_job(rank, (int(twin.node or 0), node))
+        if already is not None and already.node != node and int(hello["attempt"]) == 1 and already.process.is_running():
+            sentence = _not_one_job(rank, (int(already.node or 0), node))
             self._fail(job_failed(Reason("command_failed", sentence=sentence)))
         is_as_planned = rank >= cluster.num_ranks or cluster.node_of(rank) == node
         if not is_as_planned and not self._has_warned:

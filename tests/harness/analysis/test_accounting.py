@@ -226,7 +226,7 @@ def stories(draw: st.DrawFn) -> list[Event]:
         for node in range(draw(st.integers(0, 2)))
     )
     events = run(
-        steps=draw(st.integers(1, 40)), faults=faults, twin=False, jitter_ratio=draw(st.sampled_from([0, 0.3]))
+        steps=draw(st.integers(1, 40)), faults=faults, baseline=False, jitter_ratio=draw(st.sampled_from([0, 0.3]))
     )
     if draw(st.booleans()):
         dropped = draw(st.sets(st.integers(0, len(events) - 1), max_size=20))
@@ -282,7 +282,7 @@ def test_overlaps_are_the_times_that_are_in_both(some: list[tuple[int, int]], ot
 def test_what_is_claimed_grows_with_the_steps_and_not_with_steps_times_incidents():
     def num_claims(num_faults: int) -> int:
         faults = tuple(Fault(step=20 * (1 + n), node=n % 4, repair_steps=5) for n in range(num_faults))
-        return sum(1 for _ in _claims(build(run(steps=400, faults=faults, twin=False, jitter_ratio=0.2))))
+        return sum(1 for _ in _claims(build(run(steps=400, faults=faults, baseline=False, jitter_ratio=0.2))))
 
     few, many = num_claims(2), num_claims(18)
     assert many < few + 16 * 20
@@ -327,7 +327,7 @@ def test_a_step_that_was_left_out_is_no_productive_time():
 
 
 def test_a_job_that_leaves_every_step_out_after_a_fault_noticed_it():
-    events = [event for event in run(faults=[Fault(repair_steps=None)], twin=False) if event.kind != "detected"]
+    events = [event for event in run(faults=[Fault(repair_steps=None)], baseline=False) if event.kind != "detected"]
     seconds = badput(left_out(events, range(20, 61)))
     assert "detection" not in seconds
     assert seconds["repeated_work"] > 41 * 0.1

@@ -41,7 +41,7 @@ def test_without_faults_nothing_is_degraded_and_without_steps_nothing_is_known()
     assert degraded_share_ratio([], []) is None
 
 
-def test_rejected_steps_of_the_job_are_counted_and_those_of_the_twin_are_not():
+def test_rejected_steps_of_the_job_are_counted_and_those_of_the_baseline_are_not():
     assert summarized(run())["unfit_steps"] == 0
     assert summarized([*run(), rejected(MAIN_JOB), rejected("twin")])["unfit_steps"] == 1
 

@@ -86,43 +86,43 @@ def test_a_job_that_does_not_tell_its_samples_has_no_count():
     assert count_samples_lost(build(events)) is None
 
 
-def test_a_job_like_its_twin_deviates_by_nothing():
+def test_a_job_like_its_baseline_deviates_by_nothing():
     timeline = build(run())
-    losses = compare_losses(timeline.steps.first, timeline.twin.first)
-    assert losses.final == losses.twin == pytest.approx(sum(loss_of(step) for step in range(51, 61)) / 10)
+    losses = compare_losses(timeline.steps.first, timeline.baseline.first)
+    assert losses.final == losses.baseline == pytest.approx(sum(loss_of(step) for step in range(51, 61)) / 10)
     assert (losses.deviation_ratio, losses.curve_max_deviation_ratio, losses.num_steps) == (0.0, 0.0, 10)
 
 
-def test_deviations_are_relative_to_the_twin():
+def test_deviations_are_relative_to_the_baseline():
     timeline = build(run(main_loss_ratio=1.02))
-    losses = compare_losses(timeline.steps.first, timeline.twin.first)
+    losses = compare_losses(timeline.steps.first, timeline.baseline.first)
     assert losses.deviation_ratio == pytest.approx(0.02)
     assert losses.curve_max_deviation_ratio == pytest.approx(0.02)
 
 
 def test_one_bad_step_shows_in_the_curve_and_not_in_the_end():
     timeline = build(changed(run(), 30, loss=2 * loss_of(30)))
-    losses = compare_losses(timeline.steps.first, timeline.twin.first)
+    losses = compare_losses(timeline.steps.first, timeline.baseline.first)
     assert losses.deviation_ratio == 0.0
     assert losses.curve_max_deviation_ratio == pytest.approx(1.0)
 
 
 def test_both_means_are_over_the_same_steps():
     timeline = build(run(cut_off_after_step=40))
-    twin = build(run()).twin.first
-    losses = compare_losses(timeline.steps.first, twin)
-    assert losses.twin == pytest.approx(sum(loss_of(step) for step in range(31, 41)) / 10)
+    baseline = build(run()).baseline.first
+    losses = compare_losses(timeline.steps.first, baseline)
+    assert losses.baseline == pytest.approx(sum(loss_of(step) for step in range(31, 41)) / 10)
 
 
-def test_without_a_twin_there_is_a_final_loss_and_no_deviation():
-    losses = compare_losses(build(run(twin=False)).steps.first, ())
+def test_without_a_baseline_there_is_a_final_loss_and_no_deviation():
+    losses = compare_losses(build(run(baseline=False)).steps.first, ())
     assert losses.final == pytest.approx(sum(loss_of(step) for step in range(51, 61)) / 10)
-    assert (losses.twin, losses.deviation_ratio, losses.curve_max_deviation_ratio) == (None, None, None)
+    assert (losses.baseline, losses.deviation_ratio, losses.curve_max_deviation_ratio) == (None, None, None)
 
 
 def test_a_loss_that_is_no_number_has_no_deviation():
     timeline = build(changed(run(), 55, loss=float("nan")))
-    losses = compare_losses(timeline.steps.first, timeline.twin.first)
+    losses = compare_losses(timeline.steps.first, timeline.baseline.first)
     assert (losses.final, losses.deviation_ratio, losses.curve_max_deviation_ratio) == (None, None, None)
     assert losses.first_non_finite_step == 55
 
@@ -148,7 +148,7 @@ def test_a_holder_that_ends_up_different_is_named():
     assert find_diverged_units(told(events)) == {"layer.0": {0: 5, 1: 4}}
 
 
-def test_the_twin_is_another_job_and_silence_is_no_agreement():
+def test_the_baseline_is_another_job_and_silence_is_no_agreement():
     assert find_diverged_units(told([finished(0, {"layer.0": 5}, job="twin")])) is None
 
 

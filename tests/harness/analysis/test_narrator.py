@@ -160,7 +160,7 @@ class TestProcessExits:
         narrator.tell(event(kind))
         assert narrator.tell(self.exited) is None
 
-    def test_so_does_its_last_step_but_not_its_twin_s(self):
+    def test_so_does_its_last_step_but_not_its_baseline_s(self):
         narrator = Narrator()
         for job in ("main", "twin"):
             narrator.tell(event("job_started", job=job, steps=10, num_ranks=8))

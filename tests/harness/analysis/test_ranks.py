@@ -4,7 +4,7 @@ import pytest
 
 from harness.analysis.ranks import DeviceErrors
 from harness.analysis.state import state_of
-from mecefo_runtime.system.events import TWIN_JOB, Event
+from mecefo_runtime.system.events import BASELINE_JOB, Event
 
 pytestmark = pytest.mark.unit
 
@@ -25,7 +25,7 @@ def test_counters_add_up_by_rank():
         telemetry(0, 48),
         telemetry(1, 48, dbe=2),
         telemetry(1, 48),
-        telemetry(1, 79, job=TWIN_JOB),
+        telemetry(1, 79, job=BASELINE_JOB),
     ) == {
         0: DeviceErrors(0, 1, 48, {48: 1}),
         1: DeviceErrors(4, 3, 48, {63: 1, 48: 2}),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mecefo_runtime.system.events import TWIN_JOB, Event
+from mecefo_runtime.system.events import BASELINE_JOB, Event
 from tests.harness.analysis.test_attempts import KILLED, LAST, RESTART, RESUMED, STARTUP, Log
 from tests.harness.summaries import summarized
 
@@ -30,14 +30,14 @@ def counted(log, number, *ranks, step, by="parameters", **fields):
         log.events.append(Event("steps_counted", "rank", at, at, 10 * number + rank, rank=rank, step=step, fields=told))
 
 
-def resumed(*counts, first=RESUMED, ratio=1.0, until=LAST, wrong=(), twin=True, last=LAST, gates=GATES):
+def resumed(*counts, first=RESUMED, ratio=1.0, until=LAST, wrong=(), baseline=True, last=LAST, gates=GATES):
     """Attempt 1 is killed in step 13; attempt 2 tells of its count by `counts` and commits from `first` on.
 
     Its losses up to the step `until` are `ratio` times those of the baseline.
     """
     log = Log()
     log.events[0].fields.update(gates=list(gates))
-    log.events[0].fields["experiment"]["twin"] = twin
+    log.events[0].fields["experiment"]["twin"] = baseline
     log.at += STARTUP
     log.attempt(1)
     losses(log, 1, 1, KILLED - 1, wrong=wrong)
@@ -49,7 +49,7 @@ def resumed(*counts, first=RESUMED, ratio=1.0, until=LAST, wrong=(), twin=True, 
     losses(log, 2, first, min(until, last), ratio)
     losses(log, 2, until + 1, last)
     log.tell("job_ended", outcome="completed")
-    if twin:
+    if baseline:
         began = len(log.events)
         log.tell("job_started", num_ranks=2, nodes=1, steps=None, runtime="command", command="torchrun t.py")
         log.tell("attempt_started", attempt_number=1, world_size=2)
@@ -58,7 +58,7 @@ def resumed(*counts, first=RESUMED, ratio=1.0, until=LAST, wrong=(), twin=True, 
         for index in range(began, len(log.events)):
             one = log.events[index]
             log.events[index] = Event(
-                one.kind, "x", one.time_seconds, one.monotonic_seconds, one.pid, job=TWIN_JOB, step=one.step,
+                one.kind, "x", one.time_seconds, one.monotonic_seconds, one.pid, job=BASELINE_JOB, step=one.step,
                 fields=one.fields,
             )  # fmt: skip
     log.tell("residue", processes=[], undo_pending=[])
@@ -133,7 +133,7 @@ def test_who_begins_anew_with_a_new_optimizer_is_told_to_have_begun_anew(by):
 
 def test_where_nobody_knows_where_it_continued_nothing_is_compared_and_nothing_is_called_recomputed():
     summary = summarized(resumed(says(0, 1, step=1, by="nobody"), first=1))
-    unknown = ("steps_lost", "steps_repeated", "steps_committed", "twin_loss", "loss_deviation_ratio")
+    unknown = ("steps_lost", "steps_repeated", "steps_committed", "baseline_loss", "loss_deviation_ratio")
     assert {key: summary[key] for key in unknown} == dict.fromkeys(unknown)
     assert (summary["steps_unknown_because"], summary["steps_from_scratch"]) == ("not_counted", 0)
     assert gates_of(summary) == {**dict.fromkeys(GATES), "unrecovered_incidents == 0": True}
@@ -176,7 +176,7 @@ def test_what_an_old_process_says_late_is_not_of_the_new_attempt():
 
 def test_gates_on_the_loss_of_steps_see_each_pass_of_them():
     gates = ("training_loss max after <= 2.5", "training_loss max <= 2.5")
-    again = {"first": 6, "until": KILLED - 1, "gates": gates, "twin": False}
+    again = {"first": 6, "until": KILLED - 1, "gates": gates, "baseline": False}
     summary = summarized(resumed(says(0, 1, step=6, resumed_after=5), ratio=3.0, **again))
     assert list(gates_of(summary).values())[:2] == [False, False]
     fine = summarized(resumed(says(0, 1, step=6, resumed_after=5), **again))

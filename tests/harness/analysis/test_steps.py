@@ -3,13 +3,13 @@ from dataclasses import replace
 import pytest
 
 from harness.analysis.step_ledger import read_steps
-from harness.analysis.steps import baseline, median_step_seconds, median_work_per_second
-from mecefo_runtime.system.events import MAIN_JOB, TWIN_JOB, Event
+from harness.analysis.steps import median_step_seconds, median_work_per_second, steps_before
+from mecefo_runtime.system.events import BASELINE_JOB, MAIN_JOB, Event
 from tests.harness.synthetic import TOKENS_PER_STEP, run, shifted
 
 pytestmark = pytest.mark.unit
 
-PLAIN = run(steps=30, faults=(), twin=False)
+PLAIN = run(steps=30, faults=(), baseline=False)
 
 
 def commit_of(events: list[Event], step: int) -> Event:
@@ -30,9 +30,9 @@ def test_durations_run_from_commit_to_commit():
 
 
 def test_only_the_asked_job_counts():
-    events = run(steps=10, faults=(), twin=True)
-    assert len(read_steps(events, TWIN_JOB).first) == 10
-    assert read_steps(PLAIN, TWIN_JOB).first == ()
+    events = run(steps=10, faults=(), baseline=True)
+    assert len(read_steps(events, BASELINE_JOB).first) == 10
+    assert read_steps(PLAIN, BASELINE_JOB).first == ()
 
 
 def test_a_repeated_record_does_not_replace_the_first():
@@ -68,21 +68,21 @@ def test_a_step_committed_again_in_a_later_epoch_is_redone():
 
 
 def test_the_baseline_leaves_the_warm_up_out_and_is_not_longer_than_fifty():
-    steps = read_steps(run(steps=100, faults=(), twin=False), MAIN_JOB).first
-    assert [step.step for step in baseline(steps, steps[19].committed_seconds)] == list(range(6, 21))
-    assert [step.step for step in baseline(steps, steps[89].committed_seconds)] == list(range(41, 91))
+    steps = read_steps(run(steps=100, faults=(), baseline=False), MAIN_JOB).first
+    assert [step.step for step in steps_before(steps, steps[19].committed_seconds)] == list(range(6, 21))
+    assert [step.step for step in steps_before(steps, steps[89].committed_seconds)] == list(range(41, 91))
 
 
 def test_a_job_that_goes_on_from_a_checkpoint_warms_up_too():
-    resumed = [event for event in run(steps=100, faults=(), twin=False) if event.step is None or event.step > 40]
+    resumed = [event for event in run(steps=100, faults=(), baseline=False) if event.step is None or event.step > 40]
     steps = read_steps(resumed, MAIN_JOB).first
-    assert [step.step for step in baseline(steps, steps[19].committed_seconds)] == list(range(46, 61))
+    assert [step.step for step in steps_before(steps, steps[19].committed_seconds)] == list(range(46, 61))
 
 
 def test_an_early_fault_leaves_the_warm_up_in():
     steps = read_steps(PLAIN, MAIN_JOB).first
-    assert [step.step for step in baseline(steps, steps[7].committed_seconds)] == list(range(1, 9))
-    assert baseline(steps, steps[0].began_seconds) == ()
+    assert [step.step for step in steps_before(steps, steps[7].committed_seconds)] == list(range(1, 9))
+    assert steps_before(steps, steps[0].began_seconds) == ()
 
 
 def test_medians_of_nothing_are_none():

@@ -95,7 +95,7 @@ def test_a_step_that_was_left_out_is_no_recovery():
 
 
 def test_when_every_step_after_the_fault_is_left_out_the_job_did_not_recover():
-    events = left_out(run(twin=False), 60)
+    events = left_out(run(baseline=False), 60)
     timeline = build(events)
     assert timeline.is_complete and only(timeline).committed is None
     assert timeline.recovered(only(timeline)) is False
@@ -323,7 +323,7 @@ def test_whom_a_later_fault_took_the_earlier_one_need_not_bring_back():
 
 
 def test_a_later_detection_of_others_is_none_of_an_incident_that_was_over():
-    events = run(faults=(Fault(kind="bit-flip", repair_steps=None),), twin=False)
+    events = run(faults=(Fault(kind="bit-flip", repair_steps=None),), baseline=False)
     committed = next(e for e in events if e.kind == "step_committed" and e.step == 21)
     gone = next(event for event in events if event.kind == "detected")
     others = shifted(gone, lost=[6], how="health")

@@ -157,7 +157,7 @@ def store(out: Path, experiment: Mapping[str, Any], name: str) -> None:
         replace(event, fields={**event.fields, **head[event.kind]})
         if event.job == MAIN_JOB and event.kind in ("run_started", "incidents_planned")
         else event
-        for event in synthetic.run(twin=False)
+        for event in synthetic.run(baseline=False)
     ]
     folder = new_run_folder(out, name)
     (folder / "events.jsonl").write_text("".join(f"{event.to_json()}\n" for event in events))

@@ -94,7 +94,7 @@ class TestAgainst:
     def test_worse_fails_and_says_by_how_much(self):
         found = self.judge(sample(2.0, 2.1, 2.2), sample(1.0, 1.05, 1.1))
         assert found.verdict.exit_code == 1
-        assert "recovery_seconds got worse: 2.10 s, in the baseline 1.05 s" in found.verdict.reasons[0]
+        assert "recovery_seconds got worse: 2.10 s, in the reference 1.05 s" in found.verdict.reasons[0]
 
     def test_another_experiment_is_refused_with_the_difference(self):
         other = {**EXPERIMENT, "job": {"steps": 80, "strategy": "mecefo"}}
@@ -127,7 +127,7 @@ class TestAgainst:
         found = judge_against(now, base, ["recovery_seconds"], 0.05)
         assert [one.label for one in found.samples] == ["mecefo", "ndb"]
         assert found.verdict.reasons == (
-            "mecefo: recovery_seconds got worse: 2.00 s, in the baseline 1.00 s (noise 0 ms)",
+            "mecefo: recovery_seconds got worse: 2.00 s, in the reference 1.00 s (noise 0 ms)",
         )
 
     def test_one_run_on_each_side_is_said_once(self):
@@ -146,7 +146,7 @@ class TestAgainst:
         now, base = (replace(sample(0.0), runs=[run(steps_lost=lost, recovery_seconds=1.0)]) for lost in (3.0, 0.0))
         found = self.judge(now, base)
         assert found.verdict.exit_code == 1
-        assert found.verdict.reasons == ("steps_lost got worse: 3, in the baseline 0 (noise 0)",)
+        assert found.verdict.reasons == ("steps_lost got worse: 3, in the reference 0 (noise 0)",)
         assert found.notes == (SOME_CLEAR,)
 
     @pytest.mark.parametrize(("num_now", "num_base"), [(2, 1), (1, 2), (3, 3)])
@@ -160,7 +160,7 @@ class TestAgainst:
         assert found.verdict.exit_code == 5
         assert found.verdict.reasons == ("no run here has figures that count: halted",)
         found = self.judge(sample(1.0), replace(sample(1.0), runs=[run("error"), run("dirty")]))
-        assert found.verdict.reasons == ("no run in the baseline has figures that count: error, dirty",)
+        assert found.verdict.reasons == ("no run in the reference has figures that count: error, dirty",)
 
     def test_nothing_in_common(self):
         two = [sample(1.0, label="a"), sample(1.0, label="b")]

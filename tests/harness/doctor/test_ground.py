@@ -32,12 +32,12 @@ def test_more_than_was_ever_seen_and_not_twice_as_much(nodes, gpus, num_seen):
 def test_what_networks_and_a_baseline_take():
     plain = needs(4, 2)
     assert needs(4, 2, has_networks=True).open_files > plain.open_files
-    assert needs(4, 2, has_twin=True).open_files > plain.open_files
-    assert needs(4, 2, has_twin=True).processes > plain.processes
+    assert needs(4, 2, has_baseline=True).open_files > plain.open_files
+    assert needs(4, 2, has_baseline=True).processes > plain.processes
 
 
 def test_an_ordinary_limit_is_enough_for_many_ranks():
-    assert needs(16, 8, has_twin=True).open_files <= 1024
+    assert needs(16, 8, has_baseline=True).open_files <= 1024
 
 
 def test_too_few_descriptors_are_refused_with_the_numbers(monkeypatch):

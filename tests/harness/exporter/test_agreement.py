@@ -65,7 +65,7 @@ def test_the_last_reading_is_the_summary(events):
 
 
 @pytest.mark.parametrize(
-    "events", [slow_before_the_restart(), run(faults=SLOW, kills=(Kill(rank=5, step=25, back_at=40),), twin=False)]
+    "events", [slow_before_the_restart(), run(faults=SLOW, kills=(Kill(rank=5, step=25, back_at=40),), baseline=False)]
 )
 def test_what_is_read_at_every_event_never_takes_back_what_was_told(events):
     before = {}

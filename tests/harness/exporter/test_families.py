@@ -90,7 +90,7 @@ def test_before_anything_happened_nothing_is_made_up():
 
 
 def test_a_loss_that_is_no_number_is_told():
-    events = [event for event in run(faults=(), steps=5, twin=False) if event.kind != "job_ended"]
+    events = [event for event in run(faults=(), steps=5, baseline=False) if event.kind != "job_ended"]
     last = max(index for index, event in enumerate(events) if event.kind == "step_committed")
     for loss in (math.nan, math.inf):
         events[last].fields["loss"] = loss

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from harness.analysis import accounting
 from harness.analysis.accounting import BADPUT_CAUSES
 from harness.exporter.figures import Figures
-from mecefo_runtime.system.events import TWIN_JOB, Event
+from mecefo_runtime.system.events import BASELINE_JOB, Event
 from mecefo_runtime.system.records import RECORDS
 from mecefo_runtime.training.exporter import STEP_SECONDS_BUCKETS
 from tests.examples import FEW
@@ -41,7 +41,7 @@ def left_out(events, steps):
     """The same, with `steps` of the main job left out as rejected."""
     return [
         replace(e, fields={**e.fields, "skipped": True})
-        if e.kind == "step_committed" and e.job != TWIN_JOB and e.step in steps
+        if e.kind == "step_committed" and e.job != BASELINE_JOB and e.step in steps
         else e
         for e in events
     ]
@@ -149,7 +149,7 @@ def test_the_figures_are_those_of_the_summary(events):
     [Fault(step=24, role="coordinator", node=1, repair_steps=None), Fault(step=27, node=2, repair_steps=None)], 0.0
 )
 def test_whatever_affects_the_figures_are_those_of_the_summary(faults, jitter_ratio):
-    events = run(faults=sorted(faults, key=lambda fault: fault.step), jitter_ratio=jitter_ratio, twin=False)
+    events = run(faults=sorted(faults, key=lambda fault: fault.step), jitter_ratio=jitter_ratio, baseline=False)
     assert_agrees(served(events), summarized(events))
 
 
@@ -187,16 +187,16 @@ def test_a_fault_of_no_rank_is_in_force_until_it_is_undone():
 
 
 def test_what_was_lost_stays_lost_until_the_job_is_over():
-    events = run(faults=[Fault(repair_steps=None)], twin=False)
+    events = run(faults=[Fault(repair_steps=None)], baseline=False)
     before_the_end = served(event for event in events if event.kind not in ("job_ended", "run_ended"))
     assert before_the_end.active == {"kill-node": 1}
     assert before_the_end.rank_counts == {"starting": 0, "alive": 6, "lost": 2}
     assert served(events).active == {"kill-node": 0}
 
 
-def test_the_twin_is_not_exported():
+def test_the_baseline_is_not_exported():
     events = run()
-    alone = served(event for event in events if event.job != TWIN_JOB)
+    alone = served(event for event in events if event.job != BASELINE_JOB)
     both = served(events)
     assert len(both.timeline.steps.first) == len(alone.timeline.steps.first) == 60
     assert both.told_seconds() == alone.told_seconds()
@@ -211,7 +211,7 @@ def test_an_undo_is_pending_until_it_is_done():
 
 
 def test_steps_that_are_redone_are_lost():
-    events = run(faults=(), steps=20, twin=False)
+    events = run(faults=(), steps=20, baseline=False)
     commits = [event for event in events if event.kind == "step_committed"]
     again = [
         replace(
@@ -237,7 +237,7 @@ def test_steps_that_are_redone_are_lost():
 @pytest.mark.parametrize("undone_at", [-0.1, 0.5], ids=["undone before they were back", "undone after it"])
 def test_a_fault_that_cuts_off_or_freezes_ends_when_it_is_undone(undone_at):
     """Not when the ranks that were given up are back: until then, and no longer, steps are charged to it."""
-    events = run(faults=[Fault(kind="isolate-node")], twin=False, jitter_ratio=0.2)
+    events = run(faults=[Fault(kind="isolate-node")], baseline=False, jitter_ratio=0.2)
     back = next(event.monotonic_seconds for event in events if event.kind == "rejoined")
     told = []
     for event in events:
@@ -257,7 +257,7 @@ def test_a_fault_of_an_instant_ends_when_those_are_back_who_were_given_up_for_it
     """A rank that is held on a busy machine may be taken for dead: it comes back by itself, without a repair."""
     events = [
         replace(event, fields={**event.fields, "is_loss": False}) if event.kind == "injected" else event
-        for event in run(faults=[Fault(kind="bit-flip")], twin=False, jitter_ratio=0.2)
+        for event in run(faults=[Fault(kind="bit-flip")], baseline=False, jitter_ratio=0.2)
         if event.kind not in ("repair_started", "undone")
     ]
     back = next(event for event in events if event.kind == "rejoined")
@@ -272,7 +272,7 @@ def test_a_fault_of_an_instant_ends_when_those_are_back_who_were_given_up_for_it
 
 @pytest.mark.parametrize("kind", ["interrupted", "halted", "aborted"])
 def test_a_job_that_was_ended_may_have_been_about_to_notice(kind):
-    story = run(faults=[Fault(recovers=False)], job_fails=True, twin=False)
+    story = run(faults=[Fault(recovers=False)], job_fails=True, baseline=False)
     (injected,) = [event for event in story if event.kind == "injected"]
     before = [event for event in story if event.monotonic_seconds <= injected.monotonic_seconds]
     later = [replace(injected, monotonic_seconds=injected.monotonic_seconds + after) for after in (1.0, 2.0, 3.0)]
@@ -287,7 +287,7 @@ def test_a_job_that_was_ended_may_have_been_about_to_notice(kind):
 
 
 def test_a_fault_at_the_last_step_leaves_nothing_to_notice():
-    events = [event for event in run(steps=20, twin=False) if event.kind not in ("detected", "isolated")]
+    events = [event for event in run(steps=20, baseline=False) if event.kind not in ("detected", "isolated")]
     injected = next(event.monotonic_seconds for event in events if event.kind == "injected")
     began = injected - 0.01
     late = [
@@ -301,7 +301,7 @@ def test_a_fault_at_the_last_step_leaves_nothing_to_notice():
 
 
 def test_a_step_that_is_said_twice_counts_once():
-    events = run(faults=(), steps=10, twin=False)
+    events = run(faults=(), steps=10, baseline=False)
     state = Figures()
     for event in events:
         state.feed(event)
@@ -310,7 +310,7 @@ def test_a_step_that_is_said_twice_counts_once():
 
 
 def test_a_step_that_nobody_told_is_missing_at_the_end():
-    events = [event for event in run(faults=(), steps=30, twin=False) if event.step not in (7, 8, 20)]
+    events = [event for event in run(faults=(), steps=30, baseline=False) if event.step not in (7, 8, 20)]
     state = served(events)
     assert state.steps_lost == 3 == summarized(events)["steps_lost"]
 
@@ -320,7 +320,7 @@ def test_a_step_that_nobody_told_is_missing_at_the_end():
 def test_news_that_come_a_little_late_change_little(seed):
     """Processes report over sockets of their own: events arrive out of order, by milliseconds."""
     draw = random.Random(seed)
-    events = run(faults=TWO_LOSSES, twin=False)
+    events = run(faults=TWO_LOSSES, baseline=False)
     arrived = sorted(events, key=lambda event: event.monotonic_seconds + draw.uniform(0.0, 0.004))
     summary, state = summarized(events), served(arrived)
     assert len(state.timeline.steps.first) == summary["steps_committed"]
@@ -331,7 +331,7 @@ def test_news_that_come_a_little_late_change_little(seed):
 
 
 def test_a_detection_that_comes_late_is_charged_to_the_steps_since_the_fault():
-    events = run(faults=[Fault(repair_steps=None)], twin=False)
+    events = run(faults=[Fault(repair_steps=None)], baseline=False)
     lost = {"lost": [2, 3], "how": "heartbeat", "epoch": 1}
     at = next(index for index, event in enumerate(events) if event.kind == "job_ended")
     late = replace(events[at], kind="detected", source="coordinator", fields=lost)
@@ -352,7 +352,7 @@ def test_a_detection_that_comes_late_is_charged_to_the_steps_since_the_fault():
 
 def test_what_a_fault_takes_is_told_when_it_is_known():
     """Time that turns out to be detection must not have been told as anything else."""
-    events = run(faults=[Fault()], twin=False)
+    events = run(faults=[Fault()], baseline=False)
     injected = next(event.monotonic_seconds for event in events if event.kind == "injected")
     figures, told = Figures(), {}
     for event in events:
@@ -376,7 +376,7 @@ def test_what_a_fault_takes_is_told_when_it_is_known():
     ],
 )
 def test_an_event_that_makes_no_sense_is_counted_and_left_out(fields):
-    events = run(faults=(), steps=10, twin=False)
+    events = run(faults=(), steps=10, baseline=False)
     at = next(index for index, event in enumerate(events) if event.kind == "step_committed" and event.step == 5)
     events[at] = replace(events[at], fields={**events[at].fields, **fields})
     state = served(events)
@@ -409,7 +409,7 @@ def test_labels_are_bounded_whatever_the_log_says():
 
 def test_many_events_are_kept_up_with():
     """A log of many incidents and steps, many times over: by what it costs to read them, on a machine however slow."""
-    story = run(faults=TWO_LOSSES, twin=False, steps=60)
+    story = run(faults=TWO_LOSSES, baseline=False, steps=60)
     commit = next(event for event in story if event.kind == "step_committed")
     more = []
     for number in range(20_000):
@@ -433,7 +433,7 @@ def test_many_events_are_kept_up_with():
 
 
 def test_what_is_long_over_is_not_computed_again(monkeypatch):
-    events = run(steps=1500, twin=False, cut_off_after_step=1500)
+    events = run(steps=1500, baseline=False, cut_off_after_step=1500)
     figures, stretches = Figures(), []
     for event in events[:-1]:
         figures.feed(event)

@@ -53,7 +53,7 @@ class Shown:
 
 
 def test_a_run_is_shown_exported_and_listed_as_it_goes_on(tmp_path):
-    events, view = run(twin=False), Shown()
+    events, view = run(baseline=False), Shown()
     with JobExporter("auto") as exporter:
         with exported(view, exporter, tmp_path, "node-loss") as both:
             assert exporter.url in view.messages[0] and TARGETS_FILE in view.messages[0]
@@ -103,7 +103,7 @@ def test_strangers_and_sleepers_do_not_keep_others_waiting(tmp_path, monkeypatch
 
 
 def test_many_readers_get_whole_answers_while_events_come(tmp_path):
-    events = run(twin=False)
+    events = run(baseline=False)
     with JobExporter("auto") as exporter:
         exporter.publish(tmp_path, "e")
         bodies, over = [], threading.Event()

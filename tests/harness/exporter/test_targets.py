@@ -11,7 +11,7 @@ import pytest
 
 from harness.exporter import targets as targets_module
 from harness.exporter.targets import OWNER_LABEL, TARGETS_FILE, Targets, owner_of, reachable
-from mecefo_runtime.system.events import TWIN_JOB, Event
+from mecefo_runtime.system.events import BASELINE_JOB, Event
 from mecefo_runtime.system.process import ProcessId
 
 pytestmark = pytest.mark.unit
@@ -59,7 +59,7 @@ def test_ranks_come_and_go(tmp_path, targets):
 
 def test_what_cannot_be_read_is_not_listed(tmp_path, targets):
     targets.on_event(rank_started(0, None))
-    targets.on_event(rank_started(1, 5001, job=TWIN_JOB))
+    targets.on_event(rank_started(1, 5001, job=BASELINE_JOB))
     assert listed(tmp_path, "rank") == []
 
 

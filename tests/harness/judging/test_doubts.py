@@ -37,7 +37,7 @@ def of_experiment(experiment: Experiment = EXPERIMENT) -> list[Event]:
         "gates": [str(gate) for gate in experiment.gates],
         "seed": experiment.seed,
     }
-    return counted([shifted(e, **said) if e.kind == "run_started" else e for e in run(twin=False)])
+    return counted([shifted(e, **said) if e.kind == "run_started" else e for e in run(baseline=False)])
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_a_step_whose_line_is_missing_is_not_lost(is_counted):
 
 
 def test_a_line_that_cannot_be_read_makes_no_failure(folder):
-    whole = counted(run(twin=False))
+    whole = counted(run(baseline=False))
     write(folder, whole)
     for name in ("summary.json", "experiment.yaml"):
         (folder / name).unlink()
@@ -191,7 +191,7 @@ def test_what_the_lines_that_are_there_say_stays():
         ({"job_fails": True, "faults": (Fault(recovers=False),)}, "fail"),
     ):
         assert summarized(run(**knobs), unreadable=[3])["verdict"] == verdict
-    poisoned = [shifted(e, loss=float("nan")) if step(44)(e) else e for e in run(twin=False)]
+    poisoned = [shifted(e, loss=float("nan")) if step(44)(e) else e for e in run(baseline=False)]
     assert summarized(poisoned, unreadable=[3])["verdict"] == "fail"
 
 

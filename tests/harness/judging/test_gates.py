@@ -25,7 +25,8 @@ def incident_of(seconds: float | None, **changes: Any) -> IncidentSummary:
 
 
 def summary_of(*recoveries: float | None, **figures: Any) -> Summary:
-    ended = {"status": "completed", "job_outcome": "completed", "twin_outcome": "completed", "twin_planned": True}
+    ended = {"status": "completed", "job_outcome": "completed"}
+    ended |= {"baseline_outcome": "completed", "baseline_planned": True}
     incidents = tuple(map(incident_of, recoveries))
     return Summary(**(ended | {"incidents": incidents} | figures))
 
@@ -171,7 +172,7 @@ ENDINGS = {
 
 def stopped(status: str, *recoveries: float | None, **figures: Any) -> Summary:
     outcome = None if status == "cut off" else "stopped"
-    return summary_of(*recoveries, status=status, job_outcome=outcome, twin_outcome=None, **figures)
+    return summary_of(*recoveries, status=status, job_outcome=outcome, baseline_outcome=None, **figures)
 
 
 @pytest.mark.parametrize("status", ENDINGS)
@@ -243,16 +244,16 @@ def test_a_job_that_died_fails_what_it_failed_and_passes_nothing_that_it_did_not
     assert (result.passed, result.reason) == (None, "the job failed before steps_lost was final")
 
 
-def test_a_job_that_came_to_its_end_is_judged_though_its_twin_did_not():
+def test_a_job_that_came_to_its_end_is_judged_though_its_baseline_did_not():
     figures = {"steps_lost": 0, "loss_deviation_ratio": 0.0}
-    twin_stopped = summary_of(1.0, **figures, status="interrupted", twin_outcome="stopped")
-    assert evaluate(Gate.parse("steps_lost == 0"), twin_stopped).passed is True
-    result = evaluate(Gate.parse("loss_deviation < 2%"), twin_stopped)
+    baseline_stopped = summary_of(1.0, **figures, status="interrupted", baseline_outcome="stopped")
+    assert evaluate(Gate.parse("steps_lost == 0"), baseline_stopped).passed is True
+    result = evaluate(Gate.parse("loss_deviation < 2%"), baseline_stopped)
     assert (result.passed, result.reason) == (
         None,
         "the fault-free baseline ended before loss_deviation_ratio was final",
     )
-    assert evaluate(Gate.parse("final_loss < 2"), summary_of(final_loss=1.0, twin_planned=False)).passed is True
+    assert evaluate(Gate.parse("final_loss < 2"), summary_of(final_loss=1.0, baseline_planned=False)).passed is True
 
 
 @pytest.mark.parametrize("ended", ["halted", "interrupted", "failed"])

@@ -20,14 +20,14 @@ GATES = ["throughput_drop <= 30%", "recovery_seconds p95 < 5", "step_seconds p95
 
 
 def _poisoned() -> list[Event]:
-    return [shifted(e, loss=float("nan")) if e.kind == "step_committed" else e for e in run(twin=False)]
+    return [shifted(e, loss=float("nan")) if e.kind == "step_committed" else e for e in run(baseline=False)]
 
 
 LOGS: dict[str, Callable[[], list[Event]]] = {
     "node-loss": lambda: run(gates=GATES),
     "two-faults": lambda: run(faults=(Fault(), Fault(step=40, node=2, role="coordinator", kind="kill-coordinator"))),
     "cut-off": lambda: run(cut_off_after_step=30),
-    "unverified": lambda: run(faults=(Fault(verified=False),), twin=False, residue=(4711,)),
+    "unverified": lambda: run(faults=(Fault(verified=False),), baseline=False, residue=(4711,)),
     "job-failed": lambda: run(faults=(Fault(recovers=False),), job_fails=True),
     "loss-not-finite": _poisoned,
     "restart-of-all-ranks": restarted_as_a_whole,

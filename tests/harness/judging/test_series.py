@@ -34,7 +34,7 @@ def changed(events: list[Event], steps: range, **fields: Any) -> list[Event]:
 def test_the_step_whose_commit_ends_the_fault_is_of_its_time():
     # Of a loss that nobody repairs the last step ends it.
     last = judged(
-        "step_seconds max during < 1s", run(steps=20, faults=(Fault(step=20, repair_steps=None),), twin=False)
+        "step_seconds max during < 1s", run(steps=20, faults=(Fault(step=20, repair_steps=None),), baseline=False)
     )
     assert (last.passed, last.value) == (True, pytest.approx(0.244))
 

@@ -23,7 +23,7 @@ def slow(step: int, steps: int, node: int) -> Fault:
 
 
 def told(faults: Sequence[Fault]) -> list[str]:
-    found: dict[str, Any] = summarized(run(faults=faults, twin=False))
+    found: dict[str, Any] = summarized(run(faults=faults, baseline=False))
     return [caveat for caveat in found["caveats"] if "is not split" in caveat]
 
 
@@ -53,7 +53,7 @@ def test_one_that_had_no_effect_is_not_blamed():
 
 def test_of_many_the_first_are_named():
     faults = [slow(10 + 2 * number, 40, number % 4) for number in range(_MAX_SHARED + 3)]
-    found = summarized(run(faults=faults, twin=False))["caveats"]
+    found = summarized(run(faults=faults, baseline=False))["caveats"]
     assert sum("is not split" in caveat for caveat in found) == _MAX_SHARED
     assert any("of the badput of 2 further incidents" in caveat for caveat in found)
 
@@ -62,7 +62,7 @@ def test_of_many_the_first_are_named():
     st.lists(st.tuples(st.integers(5, 40), st.integers(1, 20), st.integers(0, 3)), min_size=2, max_size=4, unique=True)
 )
 def test_it_is_part_of_the_badput_of_its_incident_and_the_books_balance(faults):
-    events = run(faults=[slow(*fault) for fault in sorted(faults)], twin=False)
+    events = run(faults=[slow(*fault) for fault in sorted(faults)], baseline=False)
     found = summarized(events)
     for one in (found, *found["incidents"]):
         parts = [one["productive_seconds"], *one["badput_seconds"].values()]

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from harness.judging.gates import Gate
 from harness.judging.summarize import summarize
+from harness.judging.summary import Summary, read_summary
 from mecefo_runtime.system.json_values import to_json
 from mecefo_runtime.system.reason import Reason
 from tests.harness.summaries import summarized
@@ -24,7 +26,7 @@ CONTRACT = {
     "throughput_tokens_per_second",
     "throughput_drop_ratio",
     "final_loss",
-    "twin_loss",
+    "baseline_loss",
     "loss_deviation_ratio",
     "incidents",
     "badput_seconds",
@@ -100,7 +102,7 @@ def test_the_books_of_the_summary_balance():
 
 def test_numbers_that_json_cannot_tell_become_null():
     summary = summarized([shifted(e, loss=float("nan")) if e.kind == "step_committed" else e for e in run()])
-    assert (summary["final_loss"], summary["twin_loss"]) == (None, None)
+    assert (summary["final_loss"], summary["baseline_loss"]) == (None, None)
     json.dumps(summary, allow_nan=False)
 
 
@@ -108,7 +110,7 @@ def test_numbers_that_json_cannot_tell_become_null():
     ("knobs", "words"),
     [
         ({"dilation_ratio": 8.0}, "Time dilation 8"),
-        ({"twin": False}, "no fault-free baseline"),
+        ({"baseline": False}, "no fault-free baseline"),
         ({"steps": 42}, "after the repair is a median over 5 steps"),
         ({"faults": (Fault(repair_steps=None),)}, "No step came after the fault was repaired or over"),
         ({"faults": (Fault(repair_steps=None),)}, "did not come back to 95%"),
@@ -129,7 +131,7 @@ def test_a_run_with_nothing_to_beware_of_has_no_caveats():
 
 
 def test_steps_without_an_update_are_a_caveat():
-    events = [shifted(e, skipped=(e.step or 0) >= 55) if e.kind == "step_committed" else e for e in run(twin=False)]
+    events = [shifted(e, skipped=(e.step or 0) >= 55) if e.kind == "step_committed" else e for e in run(baseline=False)]
     assert any("6 steps, from 55 on, were rejected" in caveat for caveat in summarized(events)["caveats"])
 
 
@@ -175,7 +177,8 @@ def test_damaged_planned_steps_leave_the_rest_to_be_told(steps):
 def test_no_damage_to_a_log_turns_it_into_an_exception_or_nan(seed: int, num_faults: int):
     rng = random.Random(seed)
     junk = [None, -1, 1e308, float("nan"), "x", [], {}, True]
-    events = run(steps=30, faults=tuple(Fault(step=5 + 6 * node, node=node) for node in range(num_faults)), twin=True)
+    faults = tuple(Fault(step=5 + 6 * node, node=node) for node in range(num_faults))
+    events = run(steps=30, faults=faults, baseline=True)
     for _ in range(rng.randint(1, 6)):
         index = rng.randrange(len(events))
         event = events[index]
@@ -209,3 +212,12 @@ def test_lines_that_cannot_be_read_may_have_said_anything():
     summary = summarized(events, unreadable=[7, 9])
     assert (summary["verdict"], summary["exit_code"]) == ("inconclusive", 5)
     assert any("2 lines of the log cannot be read" in reason for reason in summary["reasons"])
+
+
+def test_earlier_names_of_keys_are_written_and_read():
+    now = Summary(baseline_loss=2.5, baseline_planned=True)
+    written = to_json(now)
+    assert (written["baseline_loss"], written["twin_loss"], written["twin_planned"]) == (2.5, 2.5, True)
+    old = {key: value for key, value in written.items() if not key.startswith("baseline_")}
+    assert read_summary(old) == read_summary(written) == now
+    assert Gate.parse("twin_loss < 3").metric == Gate.parse("baseline_loss < 3").metric

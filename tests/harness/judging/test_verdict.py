@@ -32,7 +32,7 @@ def no(events: list[Event], *kinds: str) -> list[Event]:
         ({"faults": (Fault(role="coordinator"),)}, "pass", "passed"),
         ({"faults": (Fault(), Fault(node=2, during_regroup=True))}, "pass", "passed"),
         ({"faults": (Fault(repair_steps=None),)}, "pass", "passed"),
-        ({"twin": False}, "pass", "passed"),
+        ({"baseline": False}, "pass", "passed"),
         ({"gates": [HARD]}, "fail", "gate_failed"),
         ({"main_loss_ratio": 1.05, "gates": ["loss_deviation < 2%"]}, "fail", "gate_failed"),
         ({"faults": (Fault(recovers=False),)}, "fail", "not_recovered"),
@@ -42,7 +42,7 @@ def no(events: list[Event], *kinds: str) -> list[Event]:
         ({"faults": (Fault(fires=False),)}, "inconclusive", "not_injected"),
         ({"faults": (Fault(verified=False),)}, "inconclusive", "not_verified"),
         ({"faults": (Fault(step=1),)}, "inconclusive", "no_step_before_fault"),
-        ({"twin": False, "gates": ["loss_deviation < 2%"]}, "inconclusive", "gate_undecided"),
+        ({"baseline": False, "gates": ["loss_deviation < 2%"]}, "inconclusive", "gate_undecided"),
         ({"gates": ["speed > 1"]}, "inconclusive", "gate_undecided"),
         ({"cut_off_after_step": 30}, "inconclusive", "audit_missing"),
         ({"cut_off_after_step": 10}, "inconclusive", "log_cut_off"),
@@ -69,7 +69,7 @@ def test_each_ending_has_its_verdict(knobs: dict[str, Any], verdict: str, code: 
         ({"ended": "interrupted", "residue": (4711,)}, "dirty"),
         ({"gates": [HARD], "ended": "failed"}, "error"),
         ({"gates": [HARD], "ended": "interrupted"}, "halted"),
-        ({"gates": [HARD], "twin": False, "faults": (Fault(), Fault(step=50, node=2, verified=False))}, "fail"),
+        ({"gates": [HARD], "baseline": False, "faults": (Fault(), Fault(step=50, node=2, verified=False))}, "fail"),
         ({"faults": (Fault(verified=False),), "gates": [HARD]}, "inconclusive"),
     ],
 )
@@ -173,9 +173,9 @@ def test_who_stands_still_by_another_hand_does_not_fail_of_the_fault(stopped, by
     assert (summary["verdict"], died.get("other")) == (verdict, expected)
 
 
-def test_the_loss_of_the_twin_is_not_the_loss_of_the_job():
-    twin_ended = next(event for event in run() if event.kind == "job_ended" and event.job == "twin")
-    assert verdict_of([*run(), replace(twin_ended, kind="job_failed", fields={"reason": "?"})])[0] == "pass"
+def test_the_loss_of_the_baseline_is_not_the_loss_of_the_job():
+    baseline_ended = next(event for event in run() if event.kind == "job_ended" and event.job == "twin")
+    assert verdict_of([*run(), replace(baseline_ended, kind="job_failed", fields={"reason": "?"})])[0] == "pass"
 
 
 def test_a_log_cut_off_in_the_middle_of_a_recovery_does_not_fail():

@@ -80,7 +80,7 @@ class TestPlainView:
         assert line.split()[:3] == ["3.1s", "step", "20"]
 
     def test_a_line_for_every_tenth_of_the_steps(self):
-        lines = [line for line in plain(synthetic.run(faults=[], twin=False)) if "% done" in line]
+        lines = [line for line in plain(synthetic.run(faults=[], baseline=False)) if "% done" in line]
         assert [line.split("% done")[0].split()[-1] for line in lines] == [str(n) for n in range(10, 101, 10)]
         assert all("40,960 tokens/s, loss " in line for line in lines)
 
@@ -89,7 +89,7 @@ class TestPlainView:
         assert {line.split(" done")[0] for line in told} >= {"32 steps", "fault-free baseline: 32 steps"}
 
     def test_the_time_left_is_estimated(self):
-        lines = [line for line in plain(synthetic.run(faults=[], twin=False)) if "% done" in line]
+        lines = [line for line in plain(synthetic.run(faults=[], baseline=False)) if "% done" in line]
         left = [int(match[1]) for line in lines[:-1] if (match := re.search(r", about (\d+) s left", line))]
         assert len(left) == 9 and left == sorted(left, reverse=True)
         assert "left" not in lines[-1]
@@ -107,11 +107,11 @@ class TestPlainView:
             assert len(lines) == 1 and ("tokens/s" in lines[0]) == has_speed and "loss " in lines[0]
 
     def test_few_steps_are_told_once_each(self):
-        lines = [line for line in plain(synthetic.run(steps=3, faults=[], twin=False)) if "% done" in line]
+        lines = [line for line in plain(synthetic.run(steps=3, faults=[], baseline=False)) if "% done" in line]
         assert [line.split("% done")[0].split()[-1] for line in lines] == ["33", "67", "100"]
 
     def test_the_step_column_never_runs_backwards(self):
-        lines = plain(synthetic.run(twin=False))
+        lines = plain(synthetic.run(baseline=False))
         steps = [int(line.split()[2]) for line in lines if line.split()[1] == "step"]
         assert steps == sorted(steps)
 
@@ -124,7 +124,7 @@ class TestPlainView:
     @pytest.mark.parametrize("seed", range(5))
     def test_lines_are_in_the_order_in_which_things_happened_although_their_events_are_not(self, seed):
         rng = random.Random(seed)
-        events = synthetic.run(twin=False)
+        events = synthetic.run(baseline=False)
         late = sorted(events, key=lambda event: event.monotonic_seconds + rng.random() * HOLD_SECONDS)
         assert late != events
         lines = plain(late)
@@ -132,7 +132,7 @@ class TestPlainView:
         assert len(lines) >= len(plain(events)) - 2, "of two events that say the same the later one may be told"
 
     def test_in_a_run_a_line_waits_for_what_happened_before_it_and_no_longer(self):
-        events = synthetic.run(twin=False)
+        events = synthetic.run(baseline=False)
         repair = next(i for i, event in enumerate(events) if event.kind == "repair_started")
         recovered = next(i for i, event in enumerate(events) if event.kind == "step_committed" and event.step == 20)
         stream = io.StringIO()
@@ -152,7 +152,7 @@ class TestPlainView:
         assert "recovered" in lines[-2] and "repair:" in lines[-1]
 
     def test_a_step_in_flight_that_still_commits_is_no_recovery(self):
-        events = synthetic.run(twin=False)
+        events = synthetic.run(baseline=False)
         injected = next(e for e in events if e.kind == "injected")
         began_before = [
             synthetic.shifted(e, began_monotonic=injected.monotonic_seconds - 0.01) if e.step == 20 else e
@@ -164,14 +164,14 @@ class TestPlainView:
     def test_a_step_that_was_left_out_as_rejected_is_no_recovery(self):
         events = [
             synthetic.shifted(e, skipped=True) if e.kind == "step_committed" and e.step in (20, 21, 22) else e
-            for e in synthetic.run(twin=False)
+            for e in synthetic.run(baseline=False)
         ]
         told = [line for line in plain(events) if "recovered" in line]
         assert [line.split()[2] for line in told] == ["23"]
 
     def test_what_cannot_be_encoded_or_steers_a_terminal_is_told_harmlessly(self):
         raw = io.BytesIO()
-        events = synthetic.run(twin=False)
+        events = synthetic.run(baseline=False)
         warning = synthetic.shifted(next(e for e in events if e.kind == "verified"), evidence="a\x1b[31m\nb\u2713")
         view = PlainView(io.TextIOWrapper(raw, encoding="ascii"))
         with view:
@@ -245,17 +245,17 @@ class TestLiveView:
         assert f"kill-node on node 1 at step 20: {words}" in text
 
     def test_the_speed_is_set_against_the_one_before_the_fault(self):
-        text = live(synthetic.run(twin=False, cut_off_after_step=30)).render().plain
+        text = live(synthetic.run(baseline=False, cut_off_after_step=30)).render().plain
         assert "32,768 tokens/s (-20% against 40,960 before the fault)" in text
 
     def test_the_warm_up_of_a_job_that_goes_on_from_a_checkpoint_is_left_out(self):
-        events = [replace(e, step=e.step and e.step + 40) for e in synthetic.run(twin=False, cut_off_after_step=30)]
+        events = [replace(e, step=e.step and e.step + 40) for e in synthetic.run(baseline=False, cut_off_after_step=30)]
         slow = [shifted(e, tokens=1) if e.kind == "step_committed" and e.step in range(41, 46) else e for e in events]
         few = [e for e in slow if e.kind != "step_committed" or (e.step or 0) <= 52 or (e.step or 0) > 60]
         assert "against 40,960 before the fault" in live(few).render().plain
 
-    def test_the_twin_has_its_own_bar(self):
-        assert "baseline" not in live(synthetic.run(twin=False)).render().plain
+    def test_the_baseline_has_its_own_bar(self):
+        assert "baseline" not in live(synthetic.run(baseline=False)).render().plain
         assert "60/60 steps, completed" in live(synthetic.run()).render().plain.split("baseline")[1]
 
     def test_fits_a_small_and_an_ascii_terminal(self):

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.unit
 
 
 def test_a_step_counts_once_whatever_is_said_again():
-    events = synthetic.run(twin=False)
+    events = synthetic.run(baseline=False)
     step = next(e for e in events if e.kind == "step_committed" and e.step == 5)
     again = synthetic.shifted(step, repeated=True, loss=99.0)
     assert trace([*events, again]) == trace(events)
@@ -23,13 +23,13 @@ def test_a_step_counts_once_whatever_is_said_again():
 
 def test_the_order_of_arrival_does_not_matter():
     there, back = trace(synthetic.run()), trace(reversed(synthetic.run()))
-    assert (there.main, there.twin, there.lanes) == (back.main, back.twin, back.lanes)
+    assert (there.main, there.baseline, there.lanes) == (back.main, back.baseline, back.lanes)
     assert set(there.marks) == set(back.marks)
 
 
-def test_job_and_twin_are_kept_apart():
+def test_job_and_baseline_are_kept_apart():
     curves = trace(synthetic.run(main_loss_ratio=2.0))
-    assert curves.main[30].loss == pytest.approx(2 * curves.twin[30].loss)
+    assert curves.main[30].loss == pytest.approx(2 * curves.baseline[30].loss)
 
 
 def test_marks_stand_where_things_happened():
@@ -80,13 +80,13 @@ def test_lanes_of_a_command_are_its_attempts():
 
 def test_differences_are_those_of_steps_that_both_know():
     main = [StepPoint(step, 0.0, 1.0, 1.0, 3.0) for step in (1, 2, 3)]
-    twin = [StepPoint(1, 0.0, 1.0, 1.0, 2.0), StepPoint(2, 0.0, 1.0, 1.0, None), StepPoint(4, 0.0, 1.0, 1.0, 2.0)]
-    assert differences(main, twin, 10) == ((1.0, 0.5),)
+    baseline = [StepPoint(1, 0.0, 1.0, 1.0, 2.0), StepPoint(2, 0.0, 1.0, 1.0, None), StepPoint(4, 0.0, 1.0, 1.0, 2.0)]
+    assert differences(main, baseline, 10) == ((1.0, 0.5),)
 
 
 def test_nothing_gives_nothing():
     curves = trace([])
-    assert (curves.main, curves.twin, curves.marks, curves.lanes) == ((), (), (), {})
+    assert (curves.main, curves.baseline, curves.marks, curves.lanes) == ((), (), (), {})
     assert mean_rates((), 10) == ()
     assert thin_losses((), 10) == ()
 
@@ -94,7 +94,7 @@ def test_nothing_gives_nothing():
 def test_a_loss_that_is_no_number_is_unknown():
     events = [
         synthetic.shifted(e, loss=float("nan")) if e.kind == "step_committed" and e.step == 3 else e
-        for e in synthetic.run(twin=False)
+        for e in synthetic.run(baseline=False)
     ]
     points = trace(events).main
     assert points[2].loss is None and points[2].is_loss_bad
@@ -129,9 +129,9 @@ def test_thinning_keeps_the_extremes_and_the_order(losses, max_points):
 
 
 def test_a_difference_in_a_single_step_survives_thinning():
-    twin = [StepPoint(step, 0.0, 1.0, 1.0, 2.0) for step in range(1, 2001)]
-    main = [replace(point, loss=2.0088) if point.step == 1500 else point for point in twin]
-    assert max(ratio for _, ratio in differences(main, twin, 160)) == pytest.approx(0.0044)
+    baseline = [StepPoint(step, 0.0, 1.0, 1.0, 2.0) for step in range(1, 2001)]
+    main = [replace(point, loss=2.0088) if point.step == 1500 else point for point in baseline]
+    assert max(ratio for _, ratio in differences(main, baseline, 160)) == pytest.approx(0.0044)
 
 
 def test_a_job_that_was_stopped_before_its_ranks_had_come_together_has_no_lanes():

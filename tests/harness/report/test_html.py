@@ -204,9 +204,10 @@ def test_a_long_run_stays_a_small_page():
     assert len(html) < 150_000
 
 
-def test_no_twin_and_no_recovery_are_said():
+def test_no_baseline_and_no_recovery_are_said():
     dead = incident(recovery_seconds=None, recovered=False, phases_seconds={"verify": 0.003})
-    shown = page(summary(twin_loss=None, incidents=[dead]), synthetic.run(twin=False, faults=[Fault(recovers=False)]))
+    events = synthetic.run(baseline=False, faults=[Fault(recovers=False)])
+    shown = page(summary(baseline_loss=None, incidents=[dead]), events)
     assert "There is no fault-free baseline" in shown.text
     assert "It did not recover" in shown.text
 
@@ -218,7 +219,7 @@ def test_time_that_does_not_add_up_is_said():
 @pytest.mark.parametrize("raw", [EMPTY, Summary(verdict="error"), Summary()])
 @pytest.mark.parametrize("steps", [0, 1])
 def test_a_run_with_next_to_nothing_is_still_a_page(raw, steps):
-    events = [e for e in synthetic.run(steps=1, faults=[], twin=False) if steps or e.kind != "step_committed"]
+    events = [e for e in synthetic.run(steps=1, faults=[], baseline=False) if steps or e.kind != "step_committed"]
     assert "No fault was injected." in page(raw, events).text
     assert "No fault was injected." in page(raw, []).text
 
@@ -279,7 +280,7 @@ def test_many_incidents_come_as_a_table_first():
 def test_a_loss_that_is_no_number_is_drawn_as_such():
     events = [
         synthetic.shifted(e, loss=float("nan")) if e.kind == "step_committed" and (e.step or 0) > 30 else e
-        for e in synthetic.run(twin=False)
+        for e in synthetic.run(baseline=False)
     ]
     picture = next(p for p in pictures(render(summarize(events), events)) if 'id="loss-860-t"' in p)
     assert "not finite in 30 steps, first in step 31" in picture
@@ -302,7 +303,7 @@ def test_a_log_without_a_beginning_knows_no_seed():
 
 
 def test_one_event_is_one_event():
-    events = synthetic.run(steps=1, faults=[], twin=False)[:3]
+    events = synthetic.run(steps=1, faults=[], baseline=False)[:3]
     assert "1 event " in page(EMPTY, events).text
 
 
@@ -345,7 +346,7 @@ def test_a_loss_out_of_range_is_marked_where_it_is_with_its_value(loss):
 
 
 @pytest.mark.parametrize("percent", [0.44, -3.0, 40.0])
-def test_the_difference_from_the_twin_is_never_drawn_smaller_than_it_is(percent):
+def test_the_difference_from_the_baseline_is_never_drawn_smaller_than_it_is(percent):
     few = {step: synthetic.loss_of(step) * (1 + percent / 100) for step in (40, 150, 151)}
     noise = {step: synthetic.loss_of(step) * (1 + 2e-4 * (-1) ** step) for step in range(20, 201)}
     for picture in loss_pictures(noise | few):

@@ -50,7 +50,7 @@ def test_the_colours_of_a_bar_are_told_in_the_picture():
 
 
 def test_a_run_without_steps_has_no_pictures_of_steps():
-    events = synthetic.run(steps=1, faults=[], twin=False)[:3]
+    events = synthetic.run(steps=1, faults=[], baseline=False)[:3]
     assert draw(summarize(events), events) == {}
 
 

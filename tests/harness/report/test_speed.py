@@ -115,7 +115,7 @@ def test_faults_of_the_same_moment_stand_side_by_side():
 
 def test_only_a_baseline_at_the_same_pace_is_drawn():
     summary = summarize(synthetic.run())
-    own = replace(summary, twin_wall_clock_seconds=3.0, twin_work_per_second=90.0, dilation_ratio=None)
+    own = replace(summary, baseline_wall_clock_seconds=3.0, baseline_work_per_second=90.0, dilation_ratio=None)
     assert comparable_baseline(own) == 90.0
     assert comparable_baseline(replace(own, dilation_ratio=8.0)) is None
     past = History(end_seconds=80.0, before=100.0)

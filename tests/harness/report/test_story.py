@@ -91,7 +91,7 @@ def test_a_long_chronicle_is_cut_in_its_middle():
 
 
 def test_the_steps_of_the_rows_go_back_only_where_the_job_does():
-    events = synthetic.run(faults=[Fault(), Fault(step=30, node=2, repair_steps=5)], twin=False)
+    events = synthetic.run(faults=[Fault(), Fault(step=30, node=2, repair_steps=5)], baseline=False)
     lines, _ = chronicle(events)
     steps = [int(row.step) for row in lines if row.step]
     assert steps == sorted(steps)
@@ -99,7 +99,7 @@ def test_the_steps_of_the_rows_go_back_only_where_the_job_does():
 
 
 def test_of_events_at_one_time_the_earlier_step_comes_first():
-    one = synthetic.run(twin=False)[0]
+    one = synthetic.run(baseline=False)[0]
     at_once = [replace(one, kind="warning", step=step, fields={"message": f"of {step}"}) for step in (500, 499)]
     lines, _ = chronicle([one, *at_once])
     assert [row.step for row in lines if row.words.startswith("warning")] == ["499", "500"]

@@ -53,7 +53,7 @@ def test_what_the_job_noticed_after_it_had_recovered_is_no_part_of_the_recovery(
     ids=["completed", "died", "interrupted"],
 )
 def test_of_a_job_that_did_not_come_to_its_end_it_says_only_what_is_known(knobs, is_known):
-    events = synthetic.run(twin=False, **knobs)
+    events = synthetic.run(baseline=False, **knobs)
     found = summarize(events)
     report, page = " ".join(text(found, events).split()), html.render(found, events)
     assert ("Steps lost: 0;" in report) is is_known
@@ -308,7 +308,7 @@ def test_why_an_effect_was_not_seen_is_said_and_no_recovery_is_claimed():
     "knobs",
     [
         {},
-        {"twin": False},
+        {"baseline": False},
         {"cut_off_after_step": 25},
         {"ended": "interrupted"},
         {"faults": [Fault(recovers=False)], "job_fails": True, "residue": [7]},

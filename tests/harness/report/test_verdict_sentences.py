@@ -31,7 +31,7 @@ UNDECIDED = [
 
 def without_injection() -> list[Event]:
     """A job that fails by itself."""
-    events = run(faults=(Fault(recovers=False),), job_fails=True, twin=False)
+    events = run(faults=(Fault(recovers=False),), job_fails=True, baseline=False)
     return [event for event in events if event.kind not in ("held", "injected", "verified", "undone")]
 
 

@@ -54,6 +54,6 @@ def test_many_ranks_on_few_cores_are_waited_for_longer_unless_it_is_said_how_lon
     assert few.heartbeat_timeout_seconds == JobConfig().heartbeat_timeout_seconds
 
 
-def test_what_the_ranks_sleep_is_time_that_the_twin_can_have():
+def test_what_the_ranks_sleep_is_time_that_the_baseline_can_have():
     job = prepared(time_scale=2)
     assert job.is_padded and not job.unpaced().is_padded

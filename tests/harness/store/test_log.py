@@ -14,14 +14,14 @@ def write(path: Path, lines: list[str]) -> Path:
 
 
 def test_reads_every_event(tmp_path: Path):
-    events = run(steps=5, faults=(), twin=False)
+    events = run(steps=5, faults=(), baseline=False)
     log = read_events(write(tmp_path / "events.jsonl", [event.to_json() for event in events]))
     assert [event.kind for event in log.events] == [event.kind for event in events]
     assert (log.unreadable, log.ends_in_a_line) == ((), False)
 
 
 def test_a_cut_off_last_line_is_told_and_left_out(tmp_path: Path):
-    lines = [event.to_json() for event in run(steps=5, faults=(), twin=False)]
+    lines = [event.to_json() for event in run(steps=5, faults=(), baseline=False)]
     path = tmp_path / "events.jsonl"
     path.write_text("\n".join(lines)[:-20])
     log = read_events(path)

@@ -41,7 +41,7 @@ def stored(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "give --strategies and an experiment, or a run and its baseline"),
+        ((), "give --strategies and an experiment, or a run and its reference"),
         (("latest",), "give --strategies and an experiment"),
         (("--strategies", "mecefo,exacd", *KILL), "there is no strategy 'exacd'"),
         (("--strategies", "mecefo,exacd", *KILL), "did you mean 'exact'"),

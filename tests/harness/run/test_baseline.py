@@ -9,12 +9,12 @@ import pytest
 
 from chaos.faults.base import OwnedProcess
 from harness.analysis.state import RunState
-from harness.run import twin as twin_module
+from harness.run import baseline_beside as baseline_module
+from harness.run.baseline_beside import BaselineBeside
 from harness.run.job_run import JobRun
-from harness.run.twin import Twin
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.system.emitter import Emitter
-from mecefo_runtime.system.events import TWIN_JOB, Event
+from mecefo_runtime.system.events import BASELINE_JOB, Event
 from mecefo_runtime.system.job_records import StepCommitted
 from mecefo_runtime.system.process import ProcessId
 
@@ -59,14 +59,14 @@ class FakeBackend:
         self.jobs: list[FakeJob] = []
 
     async def prepare_job(self, name, job, *, with_agents):
-        assert (name, with_agents) == (TWIN_JOB, False)
+        assert (name, with_agents) == (BASELINE_JOB, False)
         self.jobs.append(FakeJob(job))
         return self.jobs[-1]
 
 
 def committed(step: int) -> Event:
     fields = {"loss": 1.0, "tokens": 1, "epoch": 1, "repeated": False}
-    return Emitter(lambda event: None, "rank", job=TWIN_JOB).emit(StepCommitted(**fields), step=step)
+    return Emitter(lambda event: None, "rank", job=BASELINE_JOB).emit(StepCommitted(**fields), step=step)
 
 
 class Stage:
@@ -76,10 +76,10 @@ class Stage:
         self.backend = FakeBackend()
         self.events: list[Event] = []
         emitter = Emitter(self.events.append, "conductor")
-        self.twin = Twin(job, self.run_of, emitter, can_run_beside=can_run_beside)
+        self.baseline = BaselineBeside(job, self.run_of, emitter, can_run_beside=can_run_beside)
 
     def run_of(self, job):
-        return JobRun(TWIN_JOB, job, self.backend, self.events.append, RunState())
+        return JobRun(BASELINE_JOB, job, self.backend, self.events.append, RunState())
 
     async def job(self, number: int) -> FakeJob:
         async with asyncio.timeout(DEADLINE_SECONDS):
@@ -98,13 +98,13 @@ class Stage:
 def test_beside_the_main_job_it_is_idle_and_nobody_takes_its_silence_for_loss():
     async def check():
         stage = Stage()
-        stage.twin.on_main_step()
-        stage.twin.on_main_step()
+        stage.baseline.on_main_step()
+        stage.baseline.on_main_step()
         job = (await stage.job(0)).job
         assert (job.priority, job.dilation_ratio) == ("idle", 1.0)
-        stage.twin.run.on_step(RunState().feed(committed(1)))
+        stage.baseline.run.on_step(RunState().feed(committed(1)))
         assert job.heartbeat_timeout_seconds > 100 * DILATED.heartbeat_timeout_seconds
-        await stage.ends(0, asyncio.create_task(stage.twin.finish()))
+        await stage.ends(0, asyncio.create_task(stage.baseline.finish()))
         assert stage.kinds() == ["job_started", "job_ended"]
         assert len(stage.backend.jobs) == 1
 
@@ -115,10 +115,10 @@ def test_beside_the_main_job_it_is_idle_and_nobody_takes_its_silence_for_loss():
 def test_where_it_shares_too_much_with_the_main_job_it_comes_after_it_as_any_other(job, can_run_beside):
     async def check():
         stage = Stage(job, can_run_beside=can_run_beside)
-        stage.twin.on_main_step()
+        stage.baseline.on_main_step()
         await asyncio.sleep(0.01)
         assert not stage.events
-        finishing = asyncio.create_task(stage.twin.finish())
+        finishing = asyncio.create_task(stage.baseline.finish())
         assert (await stage.job(0)).job.priority == "normal"
         await stage.ends(0, finishing)
         assert stage.kinds() == ["job_started", "job_ended"]
@@ -132,22 +132,22 @@ def test_where_it_shares_too_much_with_the_main_job_it_comes_after_it_as_any_oth
 def test_one_that_got_no_cpu_begins_again_unless_it_may_have_its_priority_back(
     monkeypatch, is_allowed, steps, begins_again
 ):
-    monkeypatch.setattr(twin_module, "leave_idle_priority", lambda pid: is_allowed)
+    monkeypatch.setattr(baseline_module, "leave_idle_priority", lambda pid: is_allowed)
 
     async def check():
         stage = Stage()
-        stage.twin.on_main_step()
+        stage.baseline.on_main_step()
         first = await stage.job(0)
         for step in range(1, steps + 1):
-            stage.twin.run.on_step(RunState().feed(committed(step)))
-        finishing = asyncio.create_task(stage.twin.finish())
+            stage.baseline.run.on_step(RunState().feed(committed(step)))
+        finishing = asyncio.create_task(stage.baseline.finish())
         if begins_again:
             again = await stage.job(1)
             assert (first.was_stopped, again.job.priority) == (True, "normal")
         await stage.ends(int(begins_again), finishing)
         # Only one that is still idle may be silent for so long that it is a while until it counts as hanging.
         usual_seconds = DILATED.heartbeat_timeout_seconds
-        assert (stage.twin.run.heartbeat_timeout_seconds == usual_seconds) == (is_allowed or begins_again)
+        assert (stage.baseline.run.heartbeat_timeout_seconds == usual_seconds) == (is_allowed or begins_again)
         # It is one job in the log: its steps are the same, whoever computes them.
         assert stage.kinds() == ["job_started", *["warning"] * begins_again, "job_ended"]
 
@@ -157,12 +157,12 @@ def test_one_that_got_no_cpu_begins_again_unless_it_may_have_its_priority_back(
 def test_one_that_is_stopped_says_so_and_one_that_never_began_says_nothing():
     async def check():
         stage = Stage()
-        await stage.twin.stop()
+        await stage.baseline.stop()
         assert not stage.events
-        stage.twin.on_main_step()
+        stage.baseline.on_main_step()
         job = await stage.job(0)
-        await stage.twin.stop()
-        await stage.twin.stop()
+        await stage.baseline.stop()
+        await stage.baseline.stop()
         assert job.was_stopped
         assert [event.fields.get("outcome") for event in stage.events] == [None, "stopped"]
 
@@ -177,10 +177,10 @@ def test_why_it_could_not_be_started_reaches_who_waits_for_it():
             raise OSError("no more processes")
 
         stage.backend.prepare_job = refuse
-        stage.twin.on_main_step()
+        stage.baseline.on_main_step()
         with pytest.raises(OSError, match="no more processes"):
-            await stage.twin.finish()
+            await stage.baseline.finish()
         with suppress(OSError):
-            await stage.twin.stop()
+            await stage.baseline.stop()
 
     asyncio.run(check())

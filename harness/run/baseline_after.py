@@ -15,7 +15,7 @@ from mecefo_runtime.job.config import JobConfig
 J = TypeVar("J", JobConfig, CommandConfig)
 
 
-class Baseline(Generic[J]):
+class BaselineAfter(Generic[J]):
     """Runs `job` as `run_of` says: no rank is held in it, and no fault is injected.
 
     Not beside the job: both would have half of the machine, and the same files.
