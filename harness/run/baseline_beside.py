@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from harness.run.baseline_after import Baseline
+from harness.run.baseline_after import BaselineAfter
 from harness.run.job_run import JobRun
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.system.emitter import Emitter
@@ -20,7 +20,7 @@ _WORTH_KEEPING_RATIO = 0.5
 _STARVED = "no idle CPU time for the fault-free baseline beside the job: it restarts after the job, at normal priority"
 
 
-class BaselineBeside(Baseline[JobConfig]):
+class BaselineBeside(BaselineAfter[JobConfig]):
     """The baseline of `job`, which runs it as `run_of` says; its losses are all that is looked at."""
 
     _has_agents = False
