@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
 from pathlib import Path
 
@@ -19,12 +18,13 @@ from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.system.events import SocketSink
 from mecefo_runtime.system.job_records import CheckpointFailed, ProcessExited, StepCommitted
 from mecefo_runtime.system.process import ProcessId, start_child
-from mecefo_runtime.system.wire import encode, parse_address
+from mecefo_runtime.system.wire import connect, encode
 
 # What is being written, which is no checkpoint yet.
 WRITING = ".writing-"
 _ADDRESS_FILE, _RANK_FILE, _BOARD_FILE = "address.json", "rank.json", "board.json"
 _WAIT_SECONDS = 0.01
+_CONNECT_SECONDS = 10.0
 _COMPUTE_SECONDS = 0.002
 _PACE_RATIO = 2.0
 _CHECKPOINT_EVERY = 5
@@ -113,7 +113,8 @@ def _invitation(folder: Path) -> str:
 
 
 def _emitter(address: str, source: str) -> Emitter:
-    connection = socket.create_connection(parse_address(address))
+    connection = connect(address, _CONNECT_SECONDS)
+    connection.settimeout(None)
     connection.sendall(encode({"role": "events"}))
     return Emitter(SocketSink(connection), source, rank=0, node=0)
 

@@ -49,6 +49,8 @@ _POLL_SECONDS = 0.005
 _LIFETIME = Duration(seconds=0.05)
 _STEP = 20
 _VERIFY_TIMEOUT_SECONDS = 10.0
+# From the start of the injector to the end of the incident. Twenty steps of the rank take about a second.
+_INCIDENT_SECONDS = 60.0
 _RUN_FILE = "run.json"
 # What would take long, or much of the machine, at its usual size.
 _PARAMETERS: Mapping[str, Mapping[str, Any]] = {
@@ -244,8 +246,9 @@ async def _inject(stage: Stage, kind: str, point: str, has_watchdog: bool, kills
     await control.open()
     injector.start()
     invite(stage.folder, control.address)
-    while not {"undone", "undo_failed"} & set(seen) and "unverified" not in seen:
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(_INCIDENT_SECONDS):
+        while not {"undone", "undo_failed"} & set(seen) and "unverified" not in seen:
+            await asyncio.sleep(0.01)
     await injector.finish()
     await control.close()
     await executor.close()
