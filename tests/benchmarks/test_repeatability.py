@@ -41,7 +41,7 @@ def test_what_is_compared_differs_in_nothing_else():
     rated, measured_pacing = (experiment_of(pacing, "mecefo", 3, QUICK_STEPS) for pacing in ("rated", "measured"))
     assert rated.job.model_copy(update={"pacing": "measured"}) == measured_pacing.job
     assert rated.faults == measured_pacing.faults
-    assert not rated.baseline
+    assert not rated.twin
 
 
 @pytest.mark.unit

@@ -80,7 +80,7 @@ def test_markers_are_experiments(collected, pytester):
     said = {name: experiment(item) for name, item in collected(MARKED).items()}
 
     whole = said["test_whole"]
-    assert (whole.name, whole.seed, whole.baseline) == ("test_it-test_whole", 3, False)
+    assert (whole.name, whole.seed, whole.twin) == ("test_it-test_whole", 3, False)
     assert (whole.job.nodes, whole.job.steps) == (4, 50)
     assert (whole.faults[0].kind, str(whole.faults[0].on)) == ("kill-node", "node=2")
     assert str(whole.faults[0].at) == "step=20,phase=backward"
