@@ -325,6 +325,7 @@ REFUSALS = Table(
         "order_too_old": "order {order} is too old: its answer is not kept",
         "order_cancelled": "order {order} was cancelled",
         "answer_too_long": "the answer has {bytes} bytes, more than {limit}",
+        "order_too_long": "the order has {bytes} bytes, more than {limit}",
         "fault_broke_down": "the fault broke down: {error}",
         "not_in_network": (
             "rank {rank} (pid {pid}) is not in the network made for it, so faults cannot reach it. A rank moves "

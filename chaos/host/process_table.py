@@ -66,6 +66,42 @@ def thread_states(process: ProcessId) -> dict[int, str]:
     return states if process.is_running() else {}
 
 
+def parent_of(process: ProcessId) -> ProcessId | None:
+    """The process that started it, or has adopted it since; None when either is gone.
+
+    As its parent's pid is the same before and after the look at the parent, the parent was there meanwhile, and its pid
+    was not another's.
+    """
+    before = _parent_pid(process)
+    if not before:
+        return None
+    try:
+        parent = ProcessId.of(before)
+    except ProcessLookupError:
+        return None
+    return parent if _parent_pid(process) == before else None
+
+
+def _parent_pid(process: ProcessId) -> int | None:
+    try:
+        text = Path(f"/proc/{process.local_pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # proc(5): the state and the parent's pid follow the name, which is in parentheses.
+    number = int(text.rpartition(")")[2].split()[1])
+    return number if process.is_running() else None
+
+
+def effective_uid(process: ProcessId) -> int | None:
+    """The user with whose rights it acts; None when it is gone."""
+    uid = None
+    with suppress(FileNotFoundError, ProcessLookupError):
+        lines = Path(f"/proc/{process.local_pid}/status").read_text(encoding="utf-8", errors="replace").splitlines()
+        # Real, effective, saved and of the file system.
+        uid = next((int(line.split()[2]) for line in lines if line.startswith("Uid:")), None)
+    return uid if process.is_running() else None
+
+
 def is_stopped(process: ProcessId) -> bool:
     """Whether every thread of it is stopped by a signal."""
     states = thread_states(process)

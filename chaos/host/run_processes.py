@@ -69,13 +69,13 @@ def undone_run() -> str | None:
 
 
 def bears_mark(process: ProcessId) -> bool:
-    """Whether it is this user's, and bears the mark of the run whose record is being undone; else it is not killed.
+    """Whether it bears the mark of the run whose record is being undone, and may be this user's; else it is not killed.
 
     Where no run is known, the mark is that of this process, which may be none.
     """
     run = _UNDONE_RUN.get() or os.environ.get(RUN_VARIABLE, "")
     try:
-        if Path(f"/proc/{process.local_pid}").stat().st_uid != os.geteuid():
+        if not _may_be_ours(Path(f"/proc/{process.local_pid}").stat()):
             return False
         variables = read_environment(process.local_pid).split(b"\0")
     except OSError:
@@ -90,7 +90,10 @@ def bears_mark(process: ProcessId) -> bool:
 
 
 def processes_of(run: str) -> tuple[RunProcess, ...]:
-    """Every running process of this user that was started with `run` in its environment, but this one."""
+    """Every running process that was started with `run` in its environment, but this one, and is of this user.
+
+    For root, of any user: only root can start processes of another user.
+    """
     if not is_name(run):
         return ()
     wanted = f"{RUN_VARIABLE}={run}".encode()
@@ -100,7 +103,7 @@ def processes_of(run: str) -> tuple[RunProcess, ...]:
             continue
         # It may be gone at any moment; its pid may be another's by then, which the start time tells.
         with suppress(OSError):
-            if entry.stat().st_uid != os.geteuid():
+            if not _may_be_ours(entry.stat()):
                 continue
             process = ProcessId.of(int(entry.name))
             if wanted not in read_environment(process.local_pid).split(b"\0"):
@@ -109,6 +112,11 @@ def processes_of(run: str) -> tuple[RunProcess, ...]:
             if process.is_running():
                 found.append(RunProcess(process, process.state(), command))
     return tuple(sorted(found, key=lambda one: one.process.pid))
+
+
+def _may_be_ours(status: os.stat_result) -> bool:
+    """Whether a process, by its folder in /proc, is of this user; for root, of any."""
+    return os.geteuid() in (status.st_uid, 0)
 
 
 def kill_processes(run: str) -> tuple[RunProcess, ...]:

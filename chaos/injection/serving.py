@@ -123,6 +123,9 @@ class Serving:
                 self._take(message)
         except WireError as error:
             log(f"the injector cannot be understood: {error}")
+        except Exception:
+            # Whatever a line causes: what is active must still be undone, and the ranks released.
+            traceback.print_exc()
         else:
             log("the stream of the injector has ended")
         return False

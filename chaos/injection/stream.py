@@ -286,13 +286,18 @@ class StreamExecutor:
         """See `chaos.injection.executor.FaultExecutor.obey`."""
         if self._lost is not None:
             return self._refusal()
+        ask = Ask(message_to_json(order))
+        if (num_bytes := len(to_line(ask))) > MAX_LINE_BYTES:
+            return Refused.because(Reason("order_too_long", bytes=num_bytes, limit=MAX_LINE_BYTES))
         future = self._waiting.setdefault(order.id, asyncio.get_running_loop().create_future())
-        self._send(Ask(message_to_json(order)))
+        self._send(ask)
         return await asyncio.shield(future)
 
     def on_event(self, event: Event) -> None:
-        """Pass an event of the job on."""
-        self._send(Happened(event.to_json()))
+        """Pass an event of the job on, unless it is longer than a line may be: the executor would be lost."""
+        happened = Happened(event.to_json())
+        if len(to_line(happened)) <= MAX_LINE_BYTES:
+            self._send(happened)
 
     def end_of_job(self) -> None:
         """Say that the job is over."""
@@ -332,9 +337,11 @@ class StreamExecutor:
     def _on_message(self, message: FromExecutor) -> None:
         match message:
             case Reply(id=number, answer=answer):
+                # First: an order whose answer cannot be read still waits, and is refused when the executor is lost.
+                readable = answer_from_json(answer)
                 future = self._waiting.pop(number, None)
                 if future is not None and not future.done():
-                    future.set_result(answer_from_json(answer))
+                    future.set_result(readable)
             case Ready() if not self._begun.done():
                 self._begun.set_result(None)
             case Failed(text=text) if not self._begun.done():

@@ -1,7 +1,8 @@
 """Where a run's processes report: events come in here, agents are held here, supervisors get their orders here.
 
 They come through a Unix socket in a folder that only this user may enter, so what becomes of a network does not matter,
-and the kernel says who they are: no token is needed. A connection's first line has its role.
+and the kernel says who they are: no token is needed. Where root runs a script of the user's, whose processes may drop
+to another user, everybody may connect, and `admission` decides who is heard. A connection's first line has its role.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from chaos.in_process.protocol import (
     from_agent,
     to_wire,
 )
+from harness.control.admission import ROOT, Admission, can_anybody_enter
 from harness.control.peers import Peer, Peers
 from mecefo_runtime.comm import messages
 from mecefo_runtime.comm.messages import ToSupervisor
@@ -41,7 +43,6 @@ from mecefo_runtime.system.process import ForeignProcess, ProcessId
 from mecefo_runtime.system.strangers import BUFFER_BYTES, HELLO_TIMEOUT_SECONDS, Strangers, read_line
 from mecefo_runtime.system.wire import UNIX, Message, WireError, decode, encode, peer_of
 
-_ROOT = 0
 # sockaddr_un takes 108 bytes, with a zero at the end (unix(7)).
 MAX_PATH_BYTES = 107
 _FOLDER, _NAME = "control", "socket"
@@ -70,6 +71,7 @@ class ControlServer:
         self._supervisors: dict[tuple[str, int], asyncio.StreamWriter] = {}
         self._open: set[asyncio.Task[None]] = set()
         self._place: _Place | None = None
+        self._admission = Admission()
         self._peers = Peers(Emitter(on_event, "conductor"))
         self.agents: AgentListener | None = None
         self.nodes: NodeListener | None = None
@@ -77,14 +79,19 @@ class ControlServer:
         self.on_agent: Callable[[Message, ProcessId], int] | None = None
         # Hears of a process that was started with RANK, before its script begins.
         self.on_launch: Callable[[ProcessId], Awaitable[None]] | None = None
+        # Hears of the user and pid of a process that was refused.
+        self.on_refused: Callable[[int, int | None], None] | None = None
         # Gives the state of the run to an agent that asks for it, of a rank in that attempt.
         self.start_of: Callable[[int], Start] | None = None
         self.address = ""
 
-    async def open(self, folder: Path | None = None, *, may_be_relative: bool = True) -> None:
+    async def open(
+        self, folder: Path | None = None, *, may_be_relative: bool = True, may_change_user: bool = False
+    ) -> None:
         """Listen on a Unix socket: within `folder`, or, without one and if its path is too long, in a temporary folder.
 
-        Its path `may_be_relative` where all who connect share our working folder.
+        Its path `may_be_relative` where all who connect share our working folder. `may_change_user`: processes of the
+        run may drop to another user, if this is root; then the socket is where every user can reach it, if possible.
 
         Raises:
             chaos.errors.EnvironmentFailure: the machine refuses.
@@ -92,7 +99,8 @@ class ControlServer:
         # A process with another clock reports it when it connects.
         os.environ[CLOCK_VARIABLE] = this_clock()
         try:
-            self._place = _Place(folder, may_be_relative=may_be_relative)
+            is_public = may_change_user and os.geteuid() == ROOT
+            self._place = _Place(folder, may_be_relative=may_be_relative, is_public=is_public)
             self._server = await asyncio.start_unix_server(
                 self._on_connection, sock=self._place.socket, limit=BUFFER_BYTES
             )
@@ -137,7 +145,9 @@ class ControlServer:
             pid, uid = peer_of(writer.get_extra_info("socket"))
             # None: a process that our namespace does not see.
             peer_pid = pid or None
-            if uid not in (os.geteuid(), _ROOT):
+            if not self._admission.admits(peer_pid, uid):
+                if self.on_refused is not None:
+                    self.on_refused(uid, peer_pid)
                 return
             hello = await self._strangers.hello(reader, HELLO_TIMEOUT_SECONDS)
             match hello["role"]:
@@ -243,33 +253,42 @@ def _paths(folder: Path, may_be_relative: bool) -> tuple[str, ...]:
 class _Place:
     """A listening `socket` at `path`, in a folder that only this user may enter.
 
+    `is_public`: every user may enter it and connect, and only this one may list and change it.
+
     The path is relative to the working folder where that makes it short enough and it `may_be_relative`. Where a run's
-    folder is too deep or cannot hold a socket, it is in a fresh folder for temporary files.
+    folder is too deep, cannot hold a socket, or cannot be entered by everybody though it `is_public`, it is in a fresh
+    folder for temporary files.
 
     Raises:
         OSError: there is no place for it.
     """
 
-    def __init__(self, folder: Path | None, *, may_be_relative: bool) -> None:
+    def __init__(self, folder: Path | None, *, may_be_relative: bool, is_public: bool = False) -> None:
+        self._is_public = is_public
         for path in () if folder is None else _paths(folder.resolve() / _FOLDER, may_be_relative):
+            if is_public and not can_anybody_enter(Path(path).resolve().parent):
+                continue
             if len(os.fsencode(path)) + len(_NAME) < MAX_PATH_BYTES:
                 # Not every file system can hold a socket.
                 with suppress(OSError):
                     self._listen(path)
                     return
-        self._listen(tempfile.mkdtemp(prefix="chaos-"))
+        self._listen(tempfile.mkdtemp(prefix="chaos-", dir=_shared_temporary() if is_public else None))
 
     def _listen(self, folder: str) -> None:
         self._folder = Path(folder)
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        self._folder.chmod(0o700)
+        self._folder.chmod(0o711 if self._is_public else 0o700)
         self.path = os.path.join(folder, _NAME)  # noqa: PTH118 - a path that stays relative to `.`
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self.socket.bind(self.path)
+            if self._is_public:
+                Path(self.path).chmod(0o666)
             self.socket.listen(_BACKLOG)
         except OSError:
             self.socket.close()
+            Path(self.path).unlink(missing_ok=True)
             self._folder.rmdir()
             raise
 
@@ -277,3 +296,9 @@ class _Place:
         """Remove what was made; nobody can connect any more."""
         Path(self.path).unlink(missing_ok=True)
         self._folder.rmdir()
+
+
+def _shared_temporary() -> str | None:
+    """A folder for temporary files that every user can enter, None where there is none: then the usual one."""
+    places = (Path(tempfile.gettempdir()), Path("/tmp"))
+    return next((str(place) for place in places if can_anybody_enter(place.resolve())), None)

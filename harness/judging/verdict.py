@@ -170,7 +170,14 @@ def _ending(
     elif timeline is not None and (seen := timeline.no_step_seen) is not None:
         yield (
             "inconclusive",
-            Reason("no_step_seen", why=seen.why, cause=_readable(seen.cause), is_pipe=seen.is_pipe or None),
+            Reason(
+                "no_step_seen",
+                why=seen.why,
+                cause=_readable(seen.cause),
+                is_pipe=seen.is_pipe or None,
+                user=seen.user,
+                unreachable=seen.unreachable,
+            ),
         )
     elif reason == "failed":
         yield "error", Reason("run_failed", message=ends[-1].message)

@@ -137,10 +137,16 @@ def _cure(no_restart: Reason | None, ended_by: Mapping[str, Any] | None) -> str:
     return "" if no_restart is None or ended_by is not None else f". {no_restart_text(no_restart)}"
 
 
-def _no_step_seen(why: str, cause: Reason | None = None, is_pipe: bool = False) -> str:
+def _no_step_seen(
+    why: str,
+    cause: Reason | None = None,
+    is_pipe: bool = False,
+    user: str | None = None,
+    unreachable: str | None = None,
+) -> str:
     ended = f"the command ended with {exit_text(0)}"
     if cause is None:
-        return f"{ended}, and {unseen_words(why)}"
+        return f"{ended}, and {unseen_words(why, user, unreachable)}"
     known = FailureCause.of(cause)
     printed = "printed " if known.rank is None else ""
     hint = f" ({PIPE})" if is_pipe else ""

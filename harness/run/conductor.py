@@ -201,7 +201,8 @@ class Conductor:
         has_undo = any(self._faults[incident.fault].has_undo for incident in self._incidents.values())
         self._executor.open(has_watchdog=has_undo or self._backend.may_outlive)
         self._overlaps.start(self._executor.run.run)
-        await self._control.open(self._folder, may_be_relative=not self._job.traits.is_user_script)
+        is_user_script = self._job.traits.is_user_script
+        await self._control.open(self._folder, may_be_relative=not is_user_script, may_change_user=is_user_script)
         await self._backend.open()
         await self._executor.ready()
 

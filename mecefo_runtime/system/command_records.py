@@ -96,8 +96,12 @@ class NoStepSeen(Record, kind="no_step_seen", emitted_by="conductor"):
 
     why: str = "no_step"
     """`no_agent` (no Python process of it reported), `no_step`, `nothing_to_do` (an optimizer was made and never used),
-    `compiled` (the same, and torch.compile had compiled functions there) or `not_in_log` (`--step-from` matched no
-    line)."""
+    `compiled` (the same, and torch.compile had compiled functions there), `not_in_log` (`--step-from` matched no
+    line) or `other_user` (processes of it run as another user, and none of them reported as a rank)."""
+    user: str | None = None
+    """That other user."""
+    unreachable: str | None = None
+    """The path that this user must be able to read and cannot, if one was found."""
     cause: Mapping[str, Any] | None = None
     """An exception that it printed all the same, as in `job_failed`."""
     is_pipe: bool = False

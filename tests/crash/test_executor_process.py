@@ -225,6 +225,38 @@ def test_killed_in_the_middle_it_is_undone(scene, kind, point, healer):
     assert target.state() != "T" and scene.checkpoint.read_bytes() == CONTENT
 
 
+LINES = {
+    "malformed": b"no message\n",
+    "endless": b"x" * (100 << 20),
+    "unknown order": b'{"type": "ask", "order": {"type": "explode", "id": 9, "incident": 0}}\n',
+    "cut off": b'{"type": "ask", "order": {"type": "un',
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_it_undoes_after_a_line_that_it_cannot_read_and_goes(scene, line):
+    target = scene.start_target()
+
+    async def act():
+        executor = await scene.start()
+        executor.on_event(started(target))
+        for order in orders(PAUSE)[:5]:
+            assert not isinstance(await executor.obey(order), Refused)
+        assert target.state() == "T"
+        stdin = scene.started.process.stdin
+        stdin.write(LINES[line])
+        if line == "cut off":
+            stdin.write_eof()
+        await scene.started.process.wait()
+        later = await executor.obey(Undo(7, 0))
+        return later, await scene.started.end()
+
+    later, farewell = play(act())
+    assert (later.kind, later.code) == ("silent", "host_silent") and not farewell.is_clean
+    assert target.state() == "S" and scene.state() == ("struck", "chaos")
+    assert scene.started.process.returncode == 1
+
+
 class Run:
     """An injector with one `pause-process` on `ranks`, each of which is held at its trigger."""
 

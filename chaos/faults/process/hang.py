@@ -19,7 +19,7 @@ from chaos.faults._records import ProcessRecord
 from chaos.faults.base import Act, FaultContext, OwnedProcess
 from chaos.faults.process._processes import ProcessFault
 from chaos.host.own_folder import parent_of
-from chaos.host.process_table import STOPPED, TABLE_POLL_SECONDS, thread_names, thread_states
+from chaos.host.process_table import STOPPED, TABLE_POLL_SECONDS, effective_uid, thread_names, thread_states
 from chaos.host.undo_record import UndoRecord
 from chaos.in_process.hang import PULSE_SECONDS, WITNESS_NAME
 from chaos.language.quantities import SecondsText
@@ -100,6 +100,7 @@ class HangGil(ProcessFault[HangParameters]):
             gate = _gate(context.run_folder, owned)
             try:
                 os.mkfifo(gate, 0o600)
+                _give(gate, owned.process)
                 # Held open for writing by us alone: our end is the end of the wait.
                 self._gates.append(os.open(gate, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
             except OSError as error:
@@ -167,6 +168,13 @@ class HangGil(ProcessFault[HangParameters]):
 def _gate(run_folder: Path, owned: OwnedProcess) -> Path:
     # Absolute: the rank, and whoever heals, may be in another folder.
     return run_folder.resolve() / f"hang-{owned.process.pid}-{owned.process.start_ticks}{_SUFFIX}"
+
+
+def _give(gate: Path, process: ProcessId) -> None:
+    """Let `process` open the gate: its launcher may have started it as another user, which takes root."""
+    uid = effective_uid(process)
+    if uid is not None and uid != os.geteuid():
+        os.chown(gate, uid, -1, follow_symlinks=False)
 
 
 def _open(gate: Path) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-Unseen = Literal["no_agent", "no_step", "nothing_to_do", "compiled", "not_in_log"]
+Unseen = Literal["no_agent", "no_step", "nothing_to_do", "compiled", "not_in_log", "other_user"]
 """`no_agent`: no process of the command reported at all; `no_step`: some did, and took no step; `nothing_to_do`: an
 optimizer was made and never used; `compiled`: the same, and torch.compile was at work; `not_in_log`: no line matched
-the pattern of --step-from.
+the pattern of --step-from; `other_user`: processes of the command run as another user, and no rank reported.
 """
 
 _NO_STEP = "no optimizer step of PyTorch was seen"
@@ -30,10 +30,17 @@ _WORDS: Mapping[str, str] = {
         f"{_NO_STEP}, though an optimizer was made, and torch.compile compiled functions there: report a hidden step "
         "with chaos.agent.step(), once a step"
     ),
+    "other_user": f"{_NO_STEP}, and the command changes to another user, whose processes did not report",
     "not_in_log": "no line of the log matched --step-from",
 }
 
 
-def unseen_words(why: str) -> str:
-    """As a sentence without its full stop: what was looked for, and how a step can be reported."""
+def unseen_words(why: str, user: str | None = None, unreachable: str | None = None) -> str:
+    """As a sentence without its full stop: what was looked for, and how a step can be reported.
+
+    `user` is the other user of `other_user`, and `unreachable` a path that it must be able to read and cannot.
+    """
+    if why == "other_user" and user:
+        cure = f": that user cannot reach {unreachable}" if unreachable else ""
+        return f"{_NO_STEP}, and processes of the command run as {user}, and none of them reported as a rank{cure}"
     return _WORDS.get(why, _WORDS["no_step"])

@@ -38,6 +38,7 @@ from harness.backends.command.failing import FailureFacts, failure_reason, is_pi
 from harness.backends.command.known_states import KnownStates
 from harness.backends.command.launcher_log import OLD_ADDRESSES, STORE_SETTING, LauncherLog, LogSteps
 from harness.backends.command.launches import Launch, ancestors_of, parent_of, restarts_of
+from harness.backends.command.other_users import OtherUser, other_user_of
 from harness.backends.command.processes_by_env import environment_of, listener_on, processes_of_run
 from harness.backends.command.rank_launchers import RankLaunchers, is_shell
 from harness.backends.ending_job import EndingJob
@@ -67,6 +68,8 @@ FAREWELL_SECONDS = 3.0
 SEARCH_POLL_SECONDS = 0.1
 # How soon a launcher's word on who failed is heard: a line of its log.
 BLAME_POLL_SECONDS = 0.05
+# Until a rank reports: how often it is looked whether the command runs as another user.
+USER_POLL_SECONDS = 0.5
 
 
 class CommandRun(EndingJob, ABC):
@@ -108,6 +111,8 @@ class CommandRun(EndingJob, ABC):
         self._are_over = asyncio.Event()
         self._is_stopping = False
         self._facts = FailureFacts()
+        self._other_user: OtherUser | None = None
+        self._user_looked_seconds = -USER_POLL_SECONDS
         # What is said of a process that the kernel ended for want of memory.
         self._out_of_memory = ""
 
@@ -127,6 +132,7 @@ class CommandRun(EndingJob, ABC):
     def _follow(self) -> None:
         """From the start on: until the job is over."""
         self._control.start_of = self._start_of
+        self._control.on_refused = self._on_refused
         if self._job.step_from is not None and 0 in self._launchers:
             process = self._launchers[0].process
             self.on_agent({"rank": 0, "node": 0, "attempt": 1, "world_size": 1}, process)
@@ -354,7 +360,26 @@ class CommandRun(EndingJob, ABC):
         """See `RunningJob`."""
         if self._log_steps is not None:
             return "not_in_log"
-        return self._attempts.why_unseen()
+        return "other_user" if self._unheard_user() is not None else self._attempts.why_unseen()
+
+    def _unheard_user(self) -> OtherUser | None:
+        """The other user that the command runs as, if no rank has reported."""
+        return None if self._attempts.ranks or self._log_steps is not None else self._other_user
+
+    def _on_refused(self, uid: int, pid: int | None) -> None:
+        """The control server refused a process. A process that does not bear the run's mark is a stranger."""
+        if pid is not None and environment_of(pid).get(RUN_VARIABLE) == self._run_id:
+            self._other_user = OtherUser(uid)
+            message = f"pid {pid}, a process of {self._other_user}, is not observed: no process of this run started it"
+            self._emitter.emit(Warned(message=message))
+
+    def _look_for_other_user(self) -> None:
+        now = time.monotonic()
+        if self._attempts.ranks or self._other_user is not None:
+            return
+        if now - self._user_looked_seconds >= USER_POLL_SECONDS:
+            self._user_looked_seconds = now
+            self._other_user = other_user_of(self._own_processes())
 
     def cannot_begin(self) -> bool:
         """Never: when its launchers are gone it has ended."""
@@ -381,6 +406,7 @@ class CommandRun(EndingJob, ABC):
         while not ending.done():
             await asyncio.wait({ending}, timeout=BLAME_POLL_SECONDS)
             self._tell_culprits()
+            self._look_for_other_user()
         self._tell_culprits()
         if self._log_steps is not None:
             self._log_steps.close()
@@ -425,9 +451,12 @@ class CommandRun(EndingJob, ABC):
         if not self._attempts.num_steps:
             # A pipe hides the exit code of a program that failed.
             cause = self._facts.cause(self._launcher_logs[node].printed())
+            user = self._unheard_user()
             self._emitter.emit(
                 NoStepSeen(
                     why=self.why_unseen(),
+                    user=None if user is None else str(user),
+                    unreachable=None if user is None else user.unreachable(self._control.address),
                     cause=None if cause is None else to_json(cause),
                     is_pipe=is_pipe(self._job.command),
                 )

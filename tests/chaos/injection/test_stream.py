@@ -326,6 +326,59 @@ def test_an_executor_that_does_not_start_says_why(said):
     assert "no space left" in text or not said.startswith(b"{")
 
 
+def test_an_order_is_refused_when_its_answer_cannot_be_read():
+    async def run():
+        (reader, writer), (_, their_writer) = await connect()
+        executor = StreamExecutor(Open("r", "beta", "/", "/"), reader, writer, on_lapse=print, on_loss=print)
+        their_writer.write(to_line(Ready()))
+        await executor.ready()
+        order = asyncio.create_task(executor.obey(LOOK))
+        await asyncio.sleep(0)
+        their_writer.write(to_line(Reply(LOOK.id, {"type": "no answer"})))
+        answer = await order
+        await executor.close()
+        their_writer.transport.abort()
+        return answer
+
+    answer = asyncio.run(asyncio.wait_for(run(), 30.0))
+    assert (answer.kind, answer.code) == ("silent", "host_silent")
+
+
+def test_too_long_an_order_is_refused_and_too_long_an_event_left_out(tmp_path, monkeypatch):
+    seen = []
+
+    async def act(place):
+        async with linked(place, seen=seen) as (executor, _):
+            await executor.ready()
+            executor.on_event(replace(STEP, fields={"text": "x" * MAX_LINE_BYTES}))
+            refused = await executor.obey(replace(LOOK, parameters={"text": "x" * MAX_LINE_BYTES}))
+            executor.on_event(STEP)
+            return refused, await executor.obey(replace(LOOK, id=LOOK.id + 1)), executor.lost
+
+    _, (refused, looked, lost) = play(tmp_path, act)
+    assert refused.code == "order_too_long" and isinstance(looked, Looked) and lost is None
+    assert [event.step for event in seen] == [7]
+
+
+def test_it_undoes_when_an_event_breaks_what_follows_the_job(tmp_path):
+    class Broken(list):
+        def append(self, event):
+            raise RecursionError("too deep")
+
+    released = []
+
+    async def act(place):
+        async with served(place, seen=Broken(), released=released) as ((_, writer), task):
+            for order in UP_TO_APPLY:
+                writer.write(to_line(Ask(message_to_json(order))))
+            await until(lambda: place.pending())
+            writer.write(to_line(Happened(STEP.to_json())))
+            return await task
+
+    place, is_in_order = play(tmp_path, act)
+    assert is_in_order is False and place.pending() == [] and released == [[]]
+
+
 def test_an_executor_that_reads_nothing_is_lost(monkeypatch):
     monkeypatch.setattr(chaos.injection.stream, "MAX_UNSENT_BYTES", 1 << 12)
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import stat
 import subprocess
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from chaos.faults.watch import Watch
 from chaos.in_process.protocol import At, Holds, to_wire
 from harness.analysis.state import RunState
 from harness.control import control_server
+from harness.control.admission import can_anybody_enter
 from harness.control.control_server import MAX_PATH_BYTES, ControlServer
 from harness.live.lines import PlainView
 from mecefo_runtime.comm import messages
@@ -41,6 +43,27 @@ LINES = [event.to_json() for event in run(steps=4)]
 KEYS = sorted({f'"{key}":' for line in LINES for key in re.findall(r'"(\w+)":', line)})
 
 
+NOBODY = 65534
+as_other_user = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv: a process of a second user"
+)
+# Arguments: the socket, what to send, and perhaps a parent whose end is waited for.
+TALK = """
+import os, socket, sys, time
+while sys.argv[3:] and os.getppid() == int(sys.argv[3]):
+    time.sleep(0.01)
+with socket.socket(socket.AF_UNIX) as sock:
+    sock.connect(sys.argv[1])
+    print("connected", flush=True)
+    try:
+        sock.sendall(sys.argv[2].encode())
+        sock.shutdown(socket.SHUT_WR)
+        sock.recv(1)
+    except ConnectionError:
+        pass
+"""
+
+
 class Listener:
     """An injector that takes what comes."""
 
@@ -57,7 +80,7 @@ class Listener:
         pass
 
 
-def played(talk, on_event=lambda event: None, agents=None):
+def played(talk, on_event=lambda event: None, agents=None, **how):
     """What went wrong in the event loop while `talk` talked to a server."""
     broken = []
 
@@ -65,7 +88,7 @@ def played(talk, on_event=lambda event: None, agents=None):
         asyncio.get_running_loop().set_exception_handler(lambda _, context: broken.append(context))
         server = ControlServer(on_event)
         server.agents = agents
-        await server.open()
+        await server.open(**how)
         try:
             await asyncio.wait_for(talk(server), DEADLINE_SECONDS)
         finally:
@@ -130,22 +153,51 @@ class TestStrangers:
 
         assert played(talk, come.append) == [] and come == []
 
-    @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv")
-    def test_another_user_is_hung_up_on_even_where_the_folder_lets_it_in(self):
-        come = []
-        code = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); "
-        code += "s.sendall(sys.argv[2].encode()); print(s.recv(1))"
+    @as_other_user
+    @pytest.mark.parametrize("is_of_run", [True, False])
+    def test_another_user_is_heard_only_as_a_process_of_the_run(self, is_of_run, tmp_path):
+        """Both have the same user and the same first message, but one does not descend from the server's process."""
+        come, refused, answer = [], [], tmp_path / "answer"
+        answer.touch()
+        answer.chmod(0o666)
         line = (hello("events") + EVENT.to_json().encode() + b"\n").decode()
 
         async def talk(server):
-            path = Path(server.address.removeprefix(UNIX))
-            for place, mode in ((path.parent, 0o711), (path, 0o666)):
-                place.chmod(mode)
-            command = ["setpriv", "--reuid=65534", "--clear-groups", "/usr/bin/env", "python3", "-c", code, path, line]
-            done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
-            assert done.stdout.strip() in ("b''", "") and "PermissionError" not in done.stderr
+            server.on_refused = lambda uid, pid: refused.append(uid)
+            path = server.address.removeprefix(UNIX)
+            shell = f'"$@" {"" if is_of_run else "$$ &"}'
+            other = [
+                "setpriv",
+                f"--reuid={NOBODY}",
+                "--clear-groups",
+                "/usr/bin/env",
+                "python3",
+                "-c",
+                TALK,
+                path,
+                line,
+            ]
+            with answer.open("w") as file:
+                await asyncio.to_thread(subprocess.run, ["sh", "-c", shell, "sh", *other], stdout=file, check=True)
+            while not answer.read_text():
+                await asyncio.sleep(0.01)
+            while not (come or refused):
+                await asyncio.sleep(0.01)
 
-        assert played(talk, come.append) == [] and come == []
+        assert played(talk, come.append, may_change_user=True) == []
+        assert (len(come), refused) == ((1, []) if is_of_run else (0, [NOBODY]))
+
+    @as_other_user
+    def test_another_user_cannot_connect_where_the_run_has_no_script(self):
+        code = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+
+        async def talk(server):
+            path = server.address.removeprefix(UNIX)
+            command = ["setpriv", f"--reuid={NOBODY}", "--clear-groups", "/usr/bin/env", "python3", "-c", code, path]
+            done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+            assert "PermissionError" in done.stderr
+
+        assert played(talk) == []
 
     def test_of_too_many_the_oldest_goes_and_a_process_of_the_run_is_heard(self, monkeypatch):
         monkeypatch.setattr(strangers, "MAX_STRANGERS", 3)
@@ -265,7 +317,7 @@ def deep(tmp_path: Path) -> Path:
     return folder
 
 
-def place_in(folder, **how):
+def place_in(folder, parent_mode=0o700, **how):
     """Where a server in `folder` listens, and that nothing of it stays."""
     found = []
 
@@ -274,7 +326,7 @@ def place_in(folder, **how):
         await server.open(folder, **how)
         path = Path(server.address.removeprefix(UNIX))
         found.append(path)
-        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        assert stat.S_IMODE(path.parent.stat().st_mode) == parent_mode
         reader, writer = await connect(server)
         writer.write_eof()
         assert await is_hung_up(reader)
@@ -287,6 +339,19 @@ def place_in(folder, **how):
 
 
 class TestPlace:
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of other users")
+    @pytest.mark.parametrize("mode", [0o755, 0o700])
+    def test_where_a_script_may_change_its_user_every_user_can_reach_it(self, mode, tmp_path, monkeypatch):
+        monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "closed"))
+        with tempfile.TemporaryDirectory(dir="/tmp") as name:
+            folder = Path(name) / "run"
+            folder.mkdir()
+            folder.parent.chmod(0o755)
+            folder.chmod(mode)
+            path = place_in(folder, parent_mode=0o711, may_be_relative=False, may_change_user=True)
+            assert path.is_relative_to(folder) == (mode == 0o755)
+            assert can_anybody_enter(path.parent.parent)
+
     def test_it_is_in_a_folder_of_the_run_that_only_this_user_may_enter(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         assert place_in(tmp_path).resolve().is_relative_to(tmp_path.resolve())
