@@ -2,6 +2,7 @@
 
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import yaml
 from chaos.experiment.fault_spec import FAULT_KEYS
 from chaos.experiment.schema import json_schema
 from chaos.faults import registry
-from harness.judging.summary import IncidentSummary, Summary
+from harness.judging.summary import UNKNOWN, IncidentSummary
 from manual import events, fault_pages, hooks, reference
 from manual.examples import EXAMPLES
 from manual.pictures import PICTURES, picture
@@ -83,7 +84,7 @@ def test_no_picture_is_of_nothing():
 def test_a_picture_shows_who_was_affected_and_when_it_came_back():
     events = synthetic.run()
     incident = IncidentSummary(0, "kill-node", evidence={"summary": "gone <from> /r/the table"})
-    summary = Summary(incidents=(incident,), verdict="pass", reasons=("x",))
+    summary = replace(UNKNOWN, incidents=(incident,), verdict="pass", reasons=("x",))
     root = ElementTree.fromstring(picture("kill-node", [with_machine(event) for event in events], summary, Path("/r")))
     words = [text.text for text in root.iter(f"{SVG}text")]
     assert {"kill-node", "repair started", "rejoined", "not in the job", "tokens/s"} <= set(words)
