@@ -49,10 +49,9 @@ class ThroughputFigures(Figures):
     to the repair, without a repair up to the next fault or the end, without those that warm up.
     `throughput_noise_ratio`: how far the means of two neighbouring stretches without a fault are apart, as the median
     over all such pairs before the first fault; a stretch has as many steps as committed under the fault. A drop no
-    larger than this cannot be told from none.
+    larger than this is within the noise.
     `throughput_drop_whole_run_ratio`: as `throughput_drop_ratio`, with the mean over the whole run after its first
-    step. None of a job that did not come to its end: of one that died it would tell how fast it had been while it
-    lived.
+    step; None if the job did not complete.
     `paid_capacity_ratio`: that mean over the speed before the fault that as many nodes would have as were paid for,
     spare ones included, if all of them trained.
     `step_seconds`: the median duration of the steps of `before`.
@@ -260,7 +259,7 @@ def is_within(step: CommittedStep, windows: Sequence[tuple[float, float]]) -> bo
 
 
 def _noise(timeline: Timeline, num_steps: int) -> float | None:
-    """See `throughput_noise_ratio`; None where there are no two stretches of `num_steps` before the first fault."""
+    """See `throughput_noise_ratio`; None without two stretches of `num_steps` before the first fault."""
     until = timeline.first_injected
     before = [step for step in timeline.steps.first if until is not None and step.committed_seconds <= until]
     before = before[WARM_UP_STEPS:]
