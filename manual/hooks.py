@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from chaos.experiment.schema import json_schema
-from manual import events, fault_pages, reasons, reference
+from manual import events, fault_pages, metrics, reasons, reference
 
 ROOT = Path(__file__).parents[1]
 SCHEMA = "schema/experiment.json"
@@ -63,7 +63,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     here = ROOT / "docs" / source
     if source in _FROM_ROOT.values():
         here = ROOT / source
-    return _PICTURE.sub(_inlined, rewritten(events.with_kinds(markdown), here, page_depth=source.count("/")))
+    whole = metrics.with_tables(events.with_kinds(markdown))
+    return _PICTURE.sub(_inlined, rewritten(whole, here, page_depth=source.count("/")))
 
 
 def _inlined(match: re.Match[str]) -> str:

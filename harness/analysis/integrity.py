@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import isfinite
 from statistics import fmean
 
+from harness.analysis.figures import Figures
 from harness.analysis.steps import CommittedStep
 from harness.analysis.timeline import Timeline
 from mecefo_runtime.model.data import checksum, samples_of_step
@@ -16,28 +17,38 @@ LOSS_STEPS = 10
 """Final losses are means over this many last steps."""
 
 
-@dataclass(frozen=True, slots=True)
-class LossComparison:
+@dataclass(frozen=True, kw_only=True)
+class LossFigures(Figures):
     """Cross-entropy in nats per token. None: no such step, no baseline, or a loss that is not a finite number.
 
-    Of a job that resumed from an earlier step the history counts that it kept (see `harness.analysis.history`). `final`
-    and `baseline` are means over the same last `num_steps` steps, those that both jobs committed (without a baseline:
-    the main job's last). `deviation_ratio` is |final - baseline| / baseline; `curve_max_deviation_ratio` the largest
-    such ratio of any single step. `first_non_finite_step` is the first step of the main job whose
-    loss is NaN or infinite, in work that was thrown away, too.
+    Of a job that resumed from an earlier step the history counts that it kept (see `harness.analysis.history`).
+    `final_loss` and `baseline_loss` are means over the same last `num_loss_steps` steps, those that both jobs committed
+    (without a baseline: the main job's last). `loss_deviation_ratio` is |final - baseline| / baseline;
+    `loss_curve_max_deviation_ratio` the largest such ratio of any single step. `first_non_finite_loss_step` is the
+    first step of the main job whose loss is NaN or infinite, in work that was thrown away, too.
     """
 
-    final: float | None
-    baseline: float | None
-    deviation_ratio: float | None
-    curve_max_deviation_ratio: float | None
-    num_steps: int
-    first_non_finite_step: int | None
+    final_loss: float | None
+    baseline_loss: float | None
+    loss_deviation_ratio: float | None
+    loss_curve_max_deviation_ratio: float | None
+    num_loss_steps: int | None
+    first_non_finite_loss_step: int | None
+
+
+def losses_of(timeline: Timeline) -> LossFigures:
+    """The losses of a run, compared with the baseline's where it is known which step belongs to which."""
+    every = timeline.steps.every
+    if timeline.steps_are_counted:
+        return compare_losses(timeline.kept, timeline.fault_free, every)
+    # The step of the baseline that belongs to a step is not known; which steps were the last ones is.
+    newest = [step for step in every if step.epoch == every[-1].epoch]
+    return compare_losses(newest, (), every)
 
 
 def compare_losses(
     main: Sequence[CommittedStep], baseline: Sequence[CommittedStep], every: Iterable[CommittedStep] | None = None
-) -> LossComparison:
+) -> LossFigures:
     """The main job's losses and how far they are from the baseline's; `every` are also those that it did not keep."""
     ours = {step.step: step.loss for step in main if step.loss is not None}
     theirs = {step.step: step.loss for step in baseline if step.loss is not None}
@@ -46,13 +57,13 @@ def compare_losses(
     final = _finite(fmean(ours[step] for step in last)) if last else None
     baseline_loss = _finite(fmean(theirs[step] for step in last)) if last and theirs else None
     deviations = [_deviation(ours[step], theirs[step]) for step in both]
-    return LossComparison(
-        final=final,
-        baseline=baseline_loss,
-        deviation_ratio=None if final is None or baseline_loss is None else _deviation(final, baseline_loss),
-        curve_max_deviation_ratio=_largest(deviations),
-        num_steps=len(last),
-        first_non_finite_step=first_non_finite(main if every is None else every),
+    return LossFigures(
+        final_loss=final,
+        baseline_loss=baseline_loss,
+        loss_deviation_ratio=None if final is None or baseline_loss is None else _deviation(final, baseline_loss),
+        loss_curve_max_deviation_ratio=_largest(deviations),
+        num_loss_steps=len(last),
+        first_non_finite_loss_step=first_non_finite(main if every is None else every),
     )
 
 

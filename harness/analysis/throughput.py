@@ -9,9 +9,11 @@ from itertools import pairwise
 from math import inf
 from statistics import median
 
+from harness.analysis.figures import Figures
 from harness.analysis.regroups import joined_times
 from harness.analysis.steps import (
     WARM_UP_STEPS,
+    WORK_UNITS,
     CommittedStep,
     Steps,
     committed_seconds,
@@ -23,52 +25,62 @@ from harness.analysis.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
-class Throughput:
-    """Work per second (`unit`: tokens, samples or steps), its drops as ratios of `before`. None: nothing to measure.
+class Speeds:
+    """Work per second before, during and after the faults."""
+
+    before: float | None = None
+    during: float | None = None
+    after: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThroughputFigures(Figures):
+    """Work per second (`throughput_unit`: tokens, samples or steps), and its drops as ratios of `before`.
 
     `before`: the median over the steps before the first injection (see `harness.analysis.steps.baseline`).
     `during`: the mean from injection to repair (to the end of the run where nothing is repaired), over all verified
     incidents: the work of the steps that committed, of those in flight at either end by their share.
-    `drop_ratio` is 1 - during/before.
     `after`: the median over the steps that began after the last repair, and after the last lost rank was back, up to a
     loss that no fault explains, if that leaves any to speak of.
-    `whole_run_drop_ratio`: as `drop_ratio`, with the mean over the whole run after its first step. None of a job that
-    did not come to its end: of one that died it would tell how fast it had been while it lived.
-    `paid_capacity_ratio`: that mean over the speed before the fault that as many nodes would have as were paid for,
-    spare ones included, if all of them trained.
-    `noise_ratio`: how far the means of two neighbouring stretches without a fault are apart, as the median over all
-    such pairs before the first fault; a stretch has as many steps as committed under the fault. A drop no larger than
-    this cannot be told from none.
+    `throughput_drop_ratio` is 1 - during/before.
     `outage_seconds`: how long no step was committed under faults: the time from an injection, or from the commit after
     it, to the next commit, where that is longer than `OUTAGE_STEPS` usual steps. A drop of a restart is 100% by its
-    definition; so `while_training_drop_ratio` is of the median step that the job took after the outage: up to the
-    repair, without a repair up to the next fault or the end, without those that warm up.
+    definition; so `throughput_drop_while_training_ratio` is of the median step that the job took after the outage: up
+    to the repair, without a repair up to the next fault or the end, without those that warm up.
+    `throughput_noise_ratio`: how far the means of two neighbouring stretches without a fault are apart, as the median
+    over all such pairs before the first fault; a stretch has as many steps as committed under the fault. A drop no
+    larger than this is within the noise.
+    `throughput_drop_whole_run_ratio`: as `throughput_drop_ratio`, with the mean over the whole run after its first
+    step; None if the job did not complete.
+    `paid_capacity_ratio`: that mean over the speed before the fault that as many nodes would have as were paid for,
+    spare ones included, if all of them trained.
+    `step_seconds`: the median duration of the steps of `before`.
     """
 
-    before: float | None
-    during: float | None
-    after: float | None
-    drop_ratio: float | None
-    whole_run_drop_ratio: float | None
+    throughput_unit: str = "tokens"
+    throughput_per_second: Speeds = Speeds()
+    throughput_tokens_per_second: Speeds = Speeds()
+    throughput_drop_ratio: float | None
+    throughput_drop_while_training_ratio: float | None
+    outage_seconds: float | None
+    throughput_noise_ratio: float | None
+    throughput_drop_whole_run_ratio: float | None
     paid_capacity_ratio: float | None
-    noise_ratio: float | None
-    num_steps_before: int
-    num_steps_after: int
-    unit: str
-    outage_seconds: float | None = None
-    while_training_drop_ratio: float | None = None
+    num_steps_before: int | None
+    num_steps_after: int | None
+    step_seconds: float | None
 
 
 OUTAGE_STEPS = 2.0
 """Without a commit for longer than this many usual steps, a job under a fault is taken to stand still."""
 
 
-def measure(timeline: Timeline) -> Throughput:
+def measure(timeline: Timeline) -> ThroughputFigures:
     """`measured`, which is done once."""
     return timeline.once("throughput", lambda: measured(timeline))
 
 
-def measured(timeline: Timeline) -> Throughput:
+def measured(timeline: Timeline) -> ThroughputFigures:
     """The throughput figures of a run."""
     steps = timeline.steps.first
     before = median_work_per_second(timeline.before)
@@ -79,29 +91,30 @@ def measured(timeline: Timeline) -> Throughput:
     if len(steps) > 1 and windows and timeline.outcome == "completed":
         whole_run_seconds = steps[-1].committed_seconds - steps[0].committed_seconds
         whole_run = sum(step.work for step in steps[1:]) / whole_run_seconds if whole_run_seconds > 0 else None
-    return Throughput(
-        before=before,
-        during=during,
-        after=median_work_per_second(after),
-        drop_ratio=_drop(during, before),
-        whole_run_drop_ratio=_drop(whole_run, before),
+    unit, speeds = timeline.steps.unit, Speeds(before, during, median_work_per_second(after))
+    return ThroughputFigures(
+        throughput_unit=unit,
+        throughput_per_second=speeds,
+        throughput_tokens_per_second=speeds if unit == WORK_UNITS[0] else Speeds(),
+        throughput_drop_ratio=_drop(during, before),
+        throughput_drop_while_training_ratio=_drop(_while_training(timeline), before),
+        outage_seconds=_outage(timeline, windows),
+        throughput_noise_ratio=_noise(timeline, num_within(timeline.steps, windows)),
+        throughput_drop_whole_run_ratio=_drop(whole_run, before),
         paid_capacity_ratio=_paid(whole_run, before, timeline),
-        noise_ratio=_noise(timeline, num_within(timeline.steps, windows)),
         num_steps_before=len(timeline.before),
         num_steps_after=len(after),
-        unit=timeline.steps.unit,
-        outage_seconds=_outage(timeline, windows),
-        while_training_drop_ratio=_drop(_while_training(timeline), before),
+        step_seconds=median_step_seconds(timeline.before),
     )
 
 
 def drop_ratio(timeline: Timeline) -> float | None:
-    """`Throughput.drop_ratio` alone, for repeated queries of a run in progress."""
+    """`throughput_drop_ratio` alone, for repeated queries of a run in progress."""
     return _drop(_during(timeline, windows_under_fault(timeline)), median_work_per_second(timeline.before))
 
 
 def _outage(timeline: Timeline, windows: Sequence[tuple[float, float]]) -> float | None:
-    """See `Throughput.outage_seconds`; None without a verified fault, or where no usual step is known."""
+    """See `outage_seconds`; None without a verified fault, or where no usual step is known."""
     usual = median_step_seconds(timeline.before)
     if not windows or usual is None:
         return None
@@ -246,7 +259,7 @@ def is_within(step: CommittedStep, windows: Sequence[tuple[float, float]]) -> bo
 
 
 def _noise(timeline: Timeline, num_steps: int) -> float | None:
-    """See `Throughput.noise_ratio`; None where there are no two stretches of `num_steps` before the first fault."""
+    """See `throughput_noise_ratio`; None without two stretches of `num_steps` before the first fault."""
     until = timeline.first_injected
     before = [step for step in timeline.steps.first if until is not None and step.committed_seconds <= until]
     before = before[WARM_UP_STEPS:]

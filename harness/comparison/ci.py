@@ -10,7 +10,7 @@ from harness.comparison.sample import Run, RunSet
 from harness.comparison.verdicts import MedianGate, SetVerdict, known_outcome
 from harness.judging.gate_reasons import gate_text
 from harness.judging.gates import Gate, GateError
-from harness.judging.summary import GateResult, Summary
+from harness.judging.summary import UNKNOWN, GateResult, Summary
 from harness.judging.verdict import EXIT_CODES, GATE_FAILED, GATE_UNDECIDED
 from harness.report import github, junit
 from mecefo_runtime.system.reason import Reason
@@ -40,7 +40,8 @@ def github_of(found: RunSet, verdict: SetVerdict) -> tuple[str, list[str]]:
 
 def as_summary(found: RunSet, verdict: SetVerdict) -> Summary:
     """What the runs come to together, as the summary of a run: without figures."""
-    return Summary(
+    return replace(
+        UNKNOWN,
         name=found.name,
         verdict=verdict.verdict,
         exit_code=verdict.exit_code,
@@ -58,7 +59,9 @@ def _single_runs(found: RunSet, summaries: Sequence[Summary]) -> Iterator[Summar
         if run.error is not None:
             code = EXIT_CODES[known_outcome(run.verdict)]
             why = Reason("no_run", sentence=run.error)
-            yield Summary(name=name, verdict=run.verdict, exit_code=code, reasons=(run.error,), reason_codes=(why,))
+            yield replace(
+                UNKNOWN, name=name, verdict=run.verdict, exit_code=code, reasons=(run.error,), reason_codes=(why,)
+            )
         else:
             yield replace(_but_gates(next(told), run), name=name)
 

@@ -10,13 +10,15 @@ from chaos.refusals import refusal_text
 from harness.analysis import accounting, approximation, diagnosis, integrity, throughput
 from harness.analysis.attribution import UnplannedLoss
 from harness.analysis.command.attempts import attempt_at
+from harness.analysis.command.fruitless import Fruitless
 from harness.analysis.contained import as_far_as_it_goes, attempt
 from harness.analysis.incident import MeasuredIncident
-from harness.analysis.integrity import first_non_finite
+from harness.analysis.integrity import LossFigures, first_non_finite
 from harness.analysis.overlaps import read_overlaps
 from harness.analysis.regroups import StateRestore
 from harness.analysis.state import EventLog, RunState, state_of
-from harness.analysis.steps import WARM_UP_STEPS, WORK_UNITS, CommittedStep, median_step_seconds, median_work_per_second
+from harness.analysis.steps import WARM_UP_STEPS, CommittedStep, median_step_seconds, median_work_per_second
+from harness.analysis.throughput import ThroughputFigures
 from harness.analysis.timeline import Timeline
 from harness.analysis.violations import find_diverged_units
 from harness.judging.caveat_reasons import caveat_text
@@ -24,7 +26,25 @@ from harness.judging.caveats import caveats
 from harness.judging.doubts import doubts_of, left_open, without_failures
 from harness.judging.gates import builtin_gates, evaluate_all
 from harness.judging.series import recorded_of
-from harness.judging.summary import Emulated, IncidentSummary, NamedCause, Summary, Throughput, UnplannedLossSummary
+from harness.judging.summary import (
+    UNKNOWN,
+    BaselineFigures,
+    Emulated,
+    GenerationFigures,
+    IncidentFigures,
+    IncidentSummary,
+    MachineFigures,
+    NamedCause,
+    PacingFigures,
+    PlanFigures,
+    RunFigures,
+    StateFigures,
+    StepFigures,
+    Summary,
+    TimeFigures,
+    UnplannedLossSummary,
+    unknown,
+)
 from harness.judging.undecided import why_undecided
 from harness.judging.verdict import Verdict, judge
 from mecefo_runtime.system.command_records import OrphansEnded
@@ -152,8 +172,8 @@ def _known(
 
 def _nothing_known(state: RunState, problems: _Problems) -> Summary:
     """The figures of a run of which none is known."""
-    identity = problems.attempt("identity of the run", lambda: _identity(state, None)) or {}
-    return Summary(**identity | dict.fromkeys(_COUNTS))
+    named = problems.attempt("identity of the run", lambda: vars(_run(state, None)) | vars(_plan(state))) or {}
+    return replace(UNKNOWN, **named)
 
 
 def _went_back(figures: Summary) -> bool:
@@ -162,94 +182,185 @@ def _went_back(figures: Summary) -> bool:
     return 0 < (figures.steps_lost or 0) <= sum(saved)
 
 
-_COUNTS = ("steps_committed", "steps_lost", "steps_repeated", "samples_lost", "unrecovered_incidents", "layout_changes")
-"""Figures that are 0 of nothing, and must not be 0 of what could not be read."""
-
-
 def _figures(state: RunState, times: Timeline | None, problems: _Problems) -> Summary:
     """All that was measured; not judged yet."""
-    known = _identity(state, times)
-    if times is None:
-        known |= _measured(RunState(), RunState().timeline, _Problems(0)) | dict.fromkeys(_COUNTS)
-    else:
-        known |= _measured(state, times, problems)
-    job_started = state.first_of(JobStarted)
-    emulation = None if job_started is None else job_started.emulation
-    is_emulated = emulation is not None
-    finished, steps = tuple(state.of(RankFinished)), times.steps.first if times else ()
-    diverged = problems.attempt("diverged state", lambda: find_diverged_units(finished))
-    known["diverged_units"] = None if diverged is None else len(diverged)
-    replicas = problems.attempt("comparison of the replicas", lambda: None if times is None else times.replicas)
-    if replicas is not None and replicas.failure is not None:
-        known["diverged_units"] = None
-        problems.said.append(replicas.failure)
-    elif replicas is not None and replicas.unknown is None:
-        known["diverged_units"] = len({one.tensor for one in replicas.lasting})
-    known["degraded_share_ratio"] = problems.attempt(
-        "approximation", lambda: approximation.degraded_share_ratio(state.of(LayoutTold), steps)
+    run, empty = _run(state, times), RunState()
+    # Without a timeline these figures are those of an empty log.
+    log, timeline, own = (empty, empty.timeline, _Problems(0)) if times is None else (state, times, problems)
+    segments = own.attempt("time accounting", lambda: accounting.partition(timeline))
+    total = None if segments is None else accounting.account(segments)
+    named = own.attempt("diagnoses", lambda: diagnosis.diagnose(log.of(Record), timeline))
+    judged = own.attempt("recovery", lambda: timeline.judged)
+    steps, speed = _steps(timeline, own), _throughput(timeline, own)
+    losses = _losses(timeline, own)
+    baseline = own.attempt("figures of the baseline", lambda: _baseline(log, timeline, total))
+    incidents = _incidents(log, timeline, segments, named, judged, own)
+    no_restart = own.attempt("restarts that were left", lambda: timeline.no_restart)
+    generations = own.attempt("generations", lambda: _generations(log, timeline))
+    figures = Summary.of(
+        run,
+        _plan(state),
+        steps,
+        speed,
+        losses,
+        baseline or unknown(BaselineFigures),
+        incidents,
+        generations or unknown(GenerationFigures),
+        _time(total),
+        _state(state, times, problems),
+        _machine(state, run.dilation_ratio, problems),
+        _pacing(state, run.dilation_ratio, speed, problems),
     )
-    known["projected_share_ratio"] = problems.attempt(
-        "approximation", lambda: approximation.projected_share_ratio(state.of(LayoutTold), steps)
-    )
-    known["approximation"] = problems.attempt("approximation", lambda: _approximation(state, steps))
-    run_started = state.first_of(RunStarted)
-    known["overlapping_runs"] = read_overlaps(
-        state.of(RunOverlapped), 0.0 if run_started is None else run_started.monotonic_seconds
-    )
-    known["unfit_steps"] = sum(1 for _ in state.of(StepUnfit))
-    seconds = problems.attempt("compute", lambda: integrity.compute_seconds(finished))
-    known["compute_cpu_seconds"] = None if seconds is None else seconds[0]
-    ratio = known["dilation_ratio"]
-    known["dilation_overrun_ratio"] = problems.attempt(
-        "dilation", lambda: integrity.dilation_overrun_ratio(finished, ratio, is_emulated=is_emulated)
-    )
-    if (ratio or 1) > 1 or is_emulated:
-        ratings = state.first_of(RatingsAgreed)
-        known["pacing"] = "measured" if ratings is None else "rated"
-        if ratings is not None:
-            told = {"rated_as": ratings.rated_as, "ranks": list(ratings.ranks), "were_given": ratings.were_given}
-            known["ratings"] = {"costs": ratings.costs, **told}
-            if ratings.time_scale is not None:
-                known["ratings"]["time_scale"] = ratings.time_scale
-        overrun = problems.attempt("overruns", lambda: integrity.overruns(finished))
-        known["overrun_segments_ratio"], known["worst_overrun_seconds"] = overrun or (None, None)
-    if emulation is not None:
-        known["emulated"] = problems.attempt("emulation", lambda: Emulated.of(emulation, known))
-    return Summary(**known)
+    figures = replace(figures, no_restart=no_restart)
+    return figures if times is not None else _without_counts(figures)
 
 
-def _identity(state: RunState, times: Timeline | None) -> dict[str, Any]:
+def _without_counts(figures: Summary) -> Summary:
+    """The figures that are 0 of an empty log must not be 0 of what could not be read."""
+    return replace(
+        figures,
+        steps_committed=None,
+        steps_lost=None,
+        steps_repeated=None,
+        samples_lost=None,
+        unrecovered_incidents=None,
+        layout_changes=None,
+    )
+
+
+def _time(total: accounting.Account | None) -> TimeFigures:
+    if total is None:
+        return replace(unknown(TimeFigures), badput_seconds=dict.fromkeys(accounting.BADPUT_CAUSES))
+    return TimeFigures(
+        wall_clock_seconds=total.wall_clock_seconds,
+        productive_seconds=total.productive_seconds,
+        badput_seconds=dict(total.badput_seconds),
+        goodput_ratio=total.goodput_ratio,
+    )
+
+
+def _experiment(state: RunState) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The experiment as the log has it, and its job; empty where there is none."""
+    started = state.first_of(RunStarted)
+    experiment = started.experiment if started and isinstance(started.experiment, Mapping) else {}
+    job = experiment.get("job")
+    return experiment, job if isinstance(job, Mapping) else {}
+
+
+def _run(state: RunState, times: Timeline | None) -> RunFigures:
     run_started, job_started = state.first_of(RunStarted), state.first_of(JobStarted)
     ended, baseline_ended = state.first_of(JobEnded), state.first_of(JobEnded, BASELINE_JOB)
     run_ended = next((one.reason for one in state.of(RunEnded)), None) if times is None else times.run_ended
-    experiment = run_started.experiment if run_started and isinstance(run_started.experiment, Mapping) else {}
-    job = experiment.get("job")
+    experiment, job = _experiment(state)
     dilation = job_started.dilation_ratio if job_started else None
-    return {
-        "name": experiment.get("name"),
-        "status": run_ended or "cut off",
-        "job_outcome": ended and ended.outcome,
-        "baseline_outcome": baseline_ended and baseline_ended.outcome,
-        "seed": run_started and run_started.seed,
-        "experiment_hash": run_started and run_started.experiment_hash,
-        "runtime": job_started.runtime if job_started else "mecefo",
-        "command": job_started and job_started.command,
-        "started_in": job_started and job_started.started_in,
-        "strategy": job.get("strategy") if isinstance(job, Mapping) else None,
-        "dilation_ratio": dilation if dilation is not None else run_started and run_started.dilation_ratio,
-        "baseline_planned": bool(experiment.get("twin", False)),
-        "data_parallel": job.get("data_parallel") if isinstance(job, Mapping) else None,
-        "pipeline_bubble_ratio": _bubble_ratio(job) if isinstance(job, Mapping) else None,
-    }
+    if dilation is None and run_started:
+        dilation = run_started.dilation_ratio
+    return RunFigures(
+        name=experiment.get("name"),
+        status=run_ended or "cut off",
+        job_outcome=ended.outcome if ended else None,
+        baseline_outcome=baseline_ended.outcome if baseline_ended else None,
+        seed=run_started.seed if run_started else None,
+        experiment_hash=run_started.experiment_hash if run_started else None,
+        runtime=job_started.runtime if job_started else "mecefo",
+        command=job_started.command if job_started else None,
+        started_in=job_started.started_in if job_started else None,
+        strategy=job.get("strategy"),
+        dilation_ratio=dilation,
+    )
+
+
+def _plan(state: RunState) -> PlanFigures:
+    experiment, job = _experiment(state)
+    return PlanFigures(
+        baseline_planned=bool(experiment.get("twin", False)),
+        data_parallel=job.get("data_parallel"),
+        pipeline_bubble_ratio=_bubble_ratio(job),
+    )
+
+
+def _state(state: RunState, times: Timeline | None, problems: _Problems) -> StateFigures:
+    steps = times.steps.first if times else ()
+    return StateFigures(
+        diverged_units=_diverged_units(state, times, problems),
+        degraded_share_ratio=problems.attempt(
+            "approximation", lambda: approximation.degraded_share_ratio(state.of(LayoutTold), steps)
+        ),
+        projected_share_ratio=problems.attempt(
+            "approximation", lambda: approximation.projected_share_ratio(state.of(LayoutTold), steps)
+        ),
+        approximation=problems.attempt("approximation", lambda: _approximation(state, steps)),
+        unfit_steps=sum(1 for _ in state.of(StepUnfit)),
+        checkpoints_failed=len(times.unsaved_checkpoints) if times and times.num_checkpoints else None,
+    )
+
+
+def _diverged_units(state: RunState, times: Timeline | None, problems: _Problems) -> int | None:
+    diverged = problems.attempt("diverged state", lambda: find_diverged_units(tuple(state.of(RankFinished))))
+    replicas = problems.attempt("comparison of the replicas", lambda: None if times is None else times.replicas)
+    if replicas is not None and replicas.failure is not None:
+        problems.said.append(replicas.failure)
+        return None
+    if replicas is not None and replicas.unknown is None:
+        return len({one.tensor for one in replicas.lasting})
+    return None if diverged is None else len(diverged)
+
+
+def _machine(state: RunState, dilation_ratio: float | None, problems: _Problems) -> MachineFigures:
+    run_started, finished = state.first_of(RunStarted), tuple(state.of(RankFinished))
+    is_emulated, is_paced = _emulation(state) is not None, _is_paced(state, dilation_ratio)
+    seconds = problems.attempt("compute", lambda: integrity.compute_seconds(finished))
+    overrun_ratio = problems.attempt(
+        "dilation", lambda: integrity.dilation_overrun_ratio(finished, dilation_ratio, is_emulated=is_emulated)
+    )
+    overruns = problems.attempt("overruns", lambda: integrity.overruns(finished)) if is_paced else None
+    segments_ratio, worst_seconds = overruns or (None, None)
+    return MachineFigures(
+        compute_cpu_seconds=None if seconds is None else seconds[0],
+        dilation_overrun_ratio=overrun_ratio,
+        overrun_segments_ratio=segments_ratio,
+        worst_overrun_seconds=worst_seconds,
+        overlapping_runs=read_overlaps(
+            state.of(RunOverlapped), 0.0 if run_started is None else run_started.monotonic_seconds
+        ),
+    )
+
+
+def _pacing(
+    state: RunState, dilation_ratio: float | None, speed: ThroughputFigures, problems: _Problems
+) -> PacingFigures:
+    emulation, agreed = _emulation(state), state.first_of(RatingsAgreed)
+    is_paced, ratings = _is_paced(state, dilation_ratio), None
+    if is_paced and agreed is not None:
+        ratings = {
+            "costs": agreed.costs,
+            "rated_as": agreed.rated_as,
+            "ranks": list(agreed.ranks),
+            "were_given": agreed.were_given,
+        }
+        if agreed.time_scale is not None:
+            ratings["time_scale"] = agreed.time_scale
+    return PacingFigures(
+        pacing=None if not is_paced else "measured" if agreed is None else "rated",
+        ratings=ratings,
+        emulated=None if emulation is None else problems.attempt("emulation", lambda: Emulated.of(emulation, speed)),
+    )
+
+
+def _emulation(state: RunState) -> Mapping[str, Any] | None:
+    started = state.first_of(JobStarted)
+    return None if started is None else started.emulation
+
+
+def _is_paced(state: RunState, dilation_ratio: float | None) -> bool:
+    """Whether compute segments are padded."""
+    return (dilation_ratio or 1) > 1 or _emulation(state) is not None
 
 
 def _approximation(state: RunState, steps: Sequence[CommittedStep]) -> approximation.Approximation | None:
     """How much was approximated, and what another quality would have led to, of a strategy that may do so."""
-    started = state.first_of(RunStarted)
-    job = started.experiment.get("job") if started and isinstance(started.experiment, Mapping) else None
-    if not isinstance(job, Mapping):
-        return None
-    return approximation.measure(state.of(LayoutTold), state.of(OtherQualityPlanned), steps, job)
+    _, job = _experiment(state)
+    return approximation.measure(state.of(LayoutTold), state.of(OtherQualityPlanned), steps, job) if job else None
 
 
 def _bubble_ratio(job: Mapping[str, Any]) -> float | None:
@@ -263,37 +374,89 @@ def _bubble_ratio(job: Mapping[str, Any]) -> float | None:
     return (stages - 1) / (microbatches + stages - 1)
 
 
-def _measured(state: RunState, times: Timeline, problems: _Problems) -> dict[str, Any]:
-    segments = problems.attempt("time accounting", lambda: accounting.partition(times))
-    total = None if segments is None else accounting.account(segments)
-    named = problems.attempt("diagnoses", lambda: diagnosis.diagnose(state.of(Record), times))
-    has_attempts = times.traits.restarts_by_launcher
-    judged = problems.attempt("recovery", lambda: times.judged)
+def _steps(times: Timeline, problems: _Problems) -> StepFigures:
+    is_counted, has_attempts = times.steps_are_counted, times.traits.restarts_by_launcher
+    lost = problems.attempt("steps lost", lambda: integrity.count_steps_lost(times))
+    fruitless, ranks = problems.attempt("attempts", lambda: (_fruitless(times), times.observation)) or (None, None)
+    return StepFigures(
+        steps_planned=times.steps_planned,
+        steps_committed=len(times.steps.first) if is_counted else None,
+        steps_lost=lost,
+        steps_repeated=len(times.steps.redone) if is_counted else None,
+        steps_unknown_because=times.steps_unknown_because,
+        attempts=len(times.attempts) if has_attempts else None,
+        fruitless_attempts=fruitless.attempts if fruitless else None,
+        fruitless_seconds=fruitless.seconds if fruitless else None,
+        fruitless_steps=() if fruitless is None else fruitless.steps,
+        num_ranks=ranks.num_ranks if ranks else None,
+        num_observed_ranks=ranks.num_observed if ranks else None,
+        steps_from_scratch=problems.attempt("steps from scratch", lambda: _steps_from_scratch(times))
+        if has_attempts
+        else None,
+        samples_lost=problems.attempt("samples lost", lambda: integrity.count_samples_lost(times)),
+    )
+
+
+def _fruitless(times: Timeline) -> Fruitless | None:
+    """The attempts of a command's job that brought it no further; None where that is not known."""
+    # Of two generations that train at once the older one may commit each step first.
+    is_mixed = any(one.is_violation for one in times.overlaps)
+    return times.fruitless if times.steps_are_counted and not is_mixed else None
+
+
+def _throughput(times: Timeline, problems: _Problems) -> ThroughputFigures:
+    return problems.attempt("throughput", lambda: throughput.measure(times)) or replace(
+        unknown(ThroughputFigures),
+        throughput_unit=times.steps.unit,
+        step_seconds=problems.attempt("duration of a step", lambda: median_step_seconds(times.before)),
+    )
+
+
+def _losses(times: Timeline, problems: _Problems) -> LossFigures:
+    # A loss that is not finite stays one, whatever else of the losses is not known.
+    return problems.attempt("losses", lambda: integrity.losses_of(times)) or replace(
+        unknown(LossFigures),
+        first_non_finite_loss_step=problems.attempt("losses", lambda: first_non_finite(times.steps.every)),
+    )
+
+
+def _baseline(state: RunState, times: Timeline, total: accounting.Account | None) -> BaselineFigures:
+    """The figures compare a command with a baseline that had the machine to itself, too."""
+    if times.traits.has_baseline_beside:
+        return unknown(BaselineFigures)
+    began, ended = state.first_of(JobStarted, BASELINE_JOB), state.first_of(JobEnded, BASELINE_JOB)
+    if began is None or ended is None or ended.outcome != "completed" or times.is_baseline_disturbed:
+        return unknown(BaselineFigures)
+    seconds = ended.monotonic_seconds - began.monotonic_seconds
+    took = None if total is None or times.outcome != "completed" else total.wall_clock_seconds
+    is_like = times.baseline.first and times.steps.first and times.baseline.unit == times.steps.unit
+    return BaselineFigures(
+        baseline_steps_committed=len(times.baseline.first),
+        baseline_wall_clock_seconds=seconds,
+        baseline_work_per_second=median_work_per_second(times.baseline.first[WARM_UP_STEPS:]) if is_like else None,
+        slowdown_ratio=None if took is None or seconds <= 0 else took / seconds - 1,
+    )
+
+
+def _incidents(
+    state: RunState,
+    times: Timeline,
+    segments: Sequence[accounting.Segment] | None,
+    named: diagnosis.Diagnoses | None,
+    judged: Sequence[MeasuredIncident] | None,
+    problems: _Problems,
+) -> IncidentFigures:
+    """The incidents; `segments`, `named` and `judged` are None where their analysis failed."""
     recovered = {} if judged is None else {one.incident: times.recovered(one) for one in judged}
     own: dict[int | None, list[accounting.Segment]] = {}
     for segment in segments or ():
         own.setdefault(segment.incident, []).append(segment)
-    return {
-        "steps_planned": times.steps_planned,
-        "steps_committed": len(times.steps.first) if times.steps_are_counted else None,
-        "steps_unknown_because": times.steps_unknown_because,
-        "steps_lost": problems.attempt("steps lost", lambda: integrity.count_steps_lost(times)),
-        "steps_repeated": len(times.steps.redone) if times.steps_are_counted else None,
-        "attempts": len(times.attempts) if has_attempts else None,
-        **(problems.attempt("attempts", lambda: _of_the_attempts(times)) or {}),
-        "steps_from_scratch": problems.attempt("steps from scratch", lambda: _steps_from_scratch(times))
-        if has_attempts
-        else None,
-        "samples_lost": problems.attempt("samples lost", lambda: integrity.count_samples_lost(times)),
-        **_speed(times, problems),
-        "step_seconds": problems.attempt("duration of a step", lambda: median_step_seconds(times.before)),
-        **_of_the_losses(times, problems),
-        **(problems.attempt("figures of the baseline", lambda: _of_the_baseline(state, times, total)) or {}),
-        "group_backends": _group_backends(state),
-        "layout_changes": sum(stall.regrouped_seconds is not None for stall in times.stalls)
+    return IncidentFigures(
+        group_backends=_group_backends(state),
+        layout_changes=sum(stall.regrouped_seconds is not None for stall in times.stalls)
         if times.traits.has_layout
         else None,
-        "incidents": tuple(
+        incidents=tuple(
             _incident(
                 one,
                 times,
@@ -304,115 +467,31 @@ def _measured(state: RunState, times: Timeline, problems: _Problems) -> dict[str
             )
             for one in (times.incidents if judged is None else judged)
         ),
-        "incidents_not_due": len(times.not_due),
-        "checkpoints_failed": len(times.unsaved_checkpoints) if times.num_checkpoints else None,
-        "unplanned_losses": tuple(_unplanned(loss, times) for loss in times.unplanned),
-        "state_restores": tuple(_since_start(one.restore, times) for one in times.stalls if one.restore is not None),
-        "diagnosis_recall_ratio": named and named.recall_ratio,
-        "diagnosis_precision_ratio": named and named.precision_ratio,
-        "false_accusations": named and named.num_false,
-        "no_restart": problems.attempt("restarts that were left", lambda: times.no_restart),
-        "unrecovered_incidents": None
+        incidents_not_due=len(times.not_due),
+        unplanned_losses=tuple(_unplanned(loss, times) for loss in times.unplanned),
+        state_restores=tuple(_since_start(one.restore, times) for one in times.stalls if one.restore is not None),
+        diagnosis_recall_ratio=named.recall_ratio if named else None,
+        diagnosis_precision_ratio=named.precision_ratio if named else None,
+        false_accusations=named.num_false if named else None,
+        unrecovered_incidents=None
         if judged is None
         else sum(recovered[one.incident] is False for one in judged if one.verified is not None),
-        **((problems.attempt("generations", lambda: _of_the_generations(state, times)) or {}) if has_attempts else {}),
-        "wall_clock_seconds": total and total.wall_clock_seconds,
-        "productive_seconds": total and total.productive_seconds,
-        "badput_seconds": dict(total.badput_seconds) if total else dict.fromkeys(accounting.BADPUT_CAUSES),
-        "goodput_ratio": total and total.goodput_ratio,
-    }
+    )
 
 
-def _speed(times: Timeline, problems: _Problems) -> dict[str, Any]:
-    speed = problems.attempt("throughput", lambda: throughput.measure(times))
-    speeds = Throughput() if speed is None else Throughput(speed.before, speed.during, speed.after)
-    return {
-        "throughput_unit": times.steps.unit,
-        "throughput_per_second": speeds,
-        "throughput_tokens_per_second": speeds if times.steps.unit == WORK_UNITS[0] else Throughput(),
-        "throughput_drop_ratio": speed and speed.drop_ratio,
-        "throughput_drop_while_training_ratio": speed and speed.while_training_drop_ratio,
-        "outage_seconds": speed and speed.outage_seconds,
-        "throughput_noise_ratio": speed and speed.noise_ratio,
-        "throughput_drop_whole_run_ratio": speed and speed.whole_run_drop_ratio,
-        "paid_capacity_ratio": speed and speed.paid_capacity_ratio,
-        "num_steps_before": speed and speed.num_steps_before,
-        "num_steps_after": speed and speed.num_steps_after,
-    }
-
-
-def _of_the_losses(times: Timeline, problems: _Problems) -> dict[str, Any]:
-    losses = problems.attempt("losses", lambda: _losses(times))
-    return {
-        "final_loss": losses and losses.final,
-        "baseline_loss": losses and losses.baseline,
-        "loss_deviation_ratio": losses and losses.deviation_ratio,
-        "loss_curve_max_deviation_ratio": losses and losses.curve_max_deviation_ratio,
-        "num_loss_steps": losses and losses.num_steps,
-        # A loss that is not finite stays one, whatever else of the losses is not known.
-        "first_non_finite_loss_step": problems.attempt("losses", lambda: first_non_finite(times.steps.every))
-        if losses is None
-        else losses.first_non_finite_step,
-    }
-
-
-def _of_the_attempts(times: Timeline) -> dict[str, Any]:
-    """Which attempts of a command's job brought it no further, and how many of its ranks were observed."""
-    known: dict[str, Any] = {}
-    # Of two generations that train at once the older one may commit each step first.
-    is_mixed = any(one.is_violation for one in times.overlaps)
-    if times.fruitless is not None and times.steps_are_counted and not is_mixed:
-        known["fruitless_attempts"] = times.fruitless.attempts
-        known["fruitless_seconds"] = times.fruitless.seconds
-        known["fruitless_steps"] = times.fruitless.steps
-    if times.observation is not None:
-        known["num_ranks"] = times.observation.num_ranks
-        known["num_observed_ranks"] = times.observation.num_observed
-    return known
-
-
-def _losses(times: Timeline) -> integrity.LossComparison:
-    every = times.steps.every
-    if times.steps_are_counted:
-        return integrity.compare_losses(times.kept, times.fault_free, every)
-    # The step of the baseline that belongs to a step is not known; which steps were the last ones is.
-    newest = [step for step in every if step.epoch == every[-1].epoch]
-    return integrity.compare_losses(newest, (), every)
-
-
-def _of_the_baseline(state: RunState, times: Timeline, total: accounting.Account | None) -> dict[str, Any]:
-    """How fast the fault-free baseline of a command was, and how much longer the job took.
-
-    Both had the machine to themselves.
-    """
-    if times.traits.has_baseline_beside:
-        return {}
-    began, ended = state.first_of(JobStarted, BASELINE_JOB), state.first_of(JobEnded, BASELINE_JOB)
-    if began is None or ended is None or ended.outcome != "completed" or times.is_baseline_disturbed:
-        return {}
-    seconds = ended.monotonic_seconds - began.monotonic_seconds
-    took = None if total is None or times.outcome != "completed" else total.wall_clock_seconds
-    is_like = times.baseline.first and times.steps.first and times.baseline.unit == times.steps.unit
-    return {
-        "baseline_steps_committed": len(times.baseline.first),
-        "baseline_wall_clock_seconds": seconds,
-        "baseline_work_per_second": median_work_per_second(times.baseline.first[WARM_UP_STEPS:]) if is_like else None,
-        "slowdown_ratio": None if took is None or seconds <= 0 else took / seconds - 1,
-    }
-
-
-def _of_the_generations(state: RunState, times: Timeline) -> dict[str, Any]:
-    """Processes of earlier attempts that were there alongside later ones, or were left running at the end."""
+def _generations(state: RunState, times: Timeline) -> GenerationFigures:
+    if not times.traits.restarts_by_launcher:
+        return unknown(GenerationFigures)
     overlaps, orphans = times.overlaps, list(state.of(OrphansEnded))
     looked = any(one.not_finite_values is not None for one in times.state_checksums)
-    return {
-        "generations_overlap_seconds": max((one.alive_seconds for one in overlaps), default=0.0),
-        "overlapping_steps": sum(one.steps for one in overlaps),
-        "overlapping_saves": sum(one.saves for one in overlaps),
-        "orphaned_processes": sum(one.num_processes for one in orphans),
-        "orphaned_ranks": tuple(sorted({rank for one in orphans for rank in one.ranks})),
-        "parameters_not_finite": sum(one.values for one in times.parameters_not_finite) if looked else None,
-    }
+    return GenerationFigures(
+        generations_overlap_seconds=max((one.alive_seconds for one in overlaps), default=0.0),
+        overlapping_steps=sum(one.steps for one in overlaps),
+        overlapping_saves=sum(one.saves for one in overlaps),
+        orphaned_processes=sum(one.num_processes for one in orphans),
+        orphaned_ranks=tuple(sorted({rank for one in orphans for rank in one.ranks})),
+        parameters_not_finite=sum(one.values for one in times.parameters_not_finite) if looked else None,
+    )
 
 
 def _steps_from_scratch(times: Timeline) -> int:

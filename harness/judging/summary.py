@@ -6,18 +6,22 @@ Units stand in the names. What cannot be known is None, never NaN. `harness.judg
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import zip_longest
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from harness.analysis.approximation import Approximation
+from harness.analysis.figures import Figures
+from harness.analysis.integrity import LossFigures
 from harness.analysis.overlaps import OverlappingRun
 from harness.analysis.regroups import StateRestore
+from harness.analysis.throughput import Speeds, ThroughputFigures
 from harness.judging.gate_reasons import gate_text
 from harness.judging.units import Unit
 from mecefo_runtime.system.json_values import LEFT_OUT, from_json
 from mecefo_runtime.system.reason import Reason
 
+T = TypeVar("T")
 Seconds = Mapping[str, float | None]
 """By phase (see `MeasuredIncident.phases_seconds`), or by cause (see `accounting.BADPUT_CAUSES`)."""
 
@@ -45,15 +49,6 @@ class GateResult:
     def left_open(self, why: Reason) -> GateResult:
         """The same without an answer, and why."""
         return replace(self, passed=None, reason=gate_text(why), why=why)
-
-
-@dataclass(frozen=True, slots=True)
-class Throughput:
-    """Work per second before, during and after the faults."""
-
-    before: float | None = None
-    during: float | None = None
-    after: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,23 +130,23 @@ class Emulated:
     device: str
     model: str
     time_scale: float
-    throughput_tokens_per_second: Throughput = Throughput()
+    throughput_tokens_per_second: Speeds = field(default_factory=Speeds)
     step_seconds: float | None = None
 
     @classmethod
-    def of(cls, emulation: Mapping[str, Any], figures: Mapping[str, Any]) -> Emulated:
-        """By what the log says of the job, and by the figures of the run.
+    def of(cls, emulation: Mapping[str, Any], measured: ThroughputFigures) -> Emulated:
+        """By what the log says of the job, and by what was measured of the run.
 
         Raises:
             KeyError, TypeError, ValueError: the log says something else.
         """
         scale = float(emulation["time_scale"])
-        speeds, step_seconds = figures["throughput_tokens_per_second"], figures["step_seconds"]
+        speeds, step_seconds = measured.throughput_tokens_per_second, measured.step_seconds
         known = (speeds.before, speeds.during, speeds.after)
         return cls(
             **{name: str(emulation[name]) for name in ("device_model", "provenance", "device", "model")},
             time_scale=scale,
-            throughput_tokens_per_second=Throughput(*(None if one is None else one * scale for one in known)),
+            throughput_tokens_per_second=Speeds(*(None if one is None else one * scale for one in known)),
             step_seconds=None if step_seconds is None else step_seconds / scale,
         )
 
@@ -182,9 +177,152 @@ DEPRECATED_KEYS = {
 """Earlier names of keys, which are still written and read, and today's."""
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
+@dataclass(frozen=True, kw_only=True)
+class RunFigures(Figures):
+    """Which run it was, and what came of it."""
+
+    name: str | None
+    verdict: str = "inconclusive"
+    exit_code: int = 5
+    reasons: tuple[str, ...] = ()
+    status: str | None
+    seed: int | None
+    experiment_hash: str | None
+    job_outcome: str | None
+    baseline_outcome: str | None
+    runtime: str = "mecefo"
+    command: str | None
+    started_in: str | None
+    strategy: str | None
+    dilation_ratio: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PacingFigures(Figures):
+    """By which clock the ranks computed."""
+
+    pacing: str | None
+    emulated: Emulated | None
+    ratings: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanFigures(Figures):
+    """What the experiment asked for."""
+
+    baseline_planned: bool = False
+    data_parallel: int | None
+    pipeline_bubble_ratio: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepFigures(Figures):
+    """Steps that the job committed and lost, and its attempts."""
+
+    steps_planned: int | None
+    steps_committed: int | None
+    steps_lost: int | None
+    steps_repeated: int | None
+    steps_unknown_because: str | None
+    attempts: int | None
+    fruitless_attempts: int | None
+    fruitless_seconds: float | None
+    fruitless_steps: tuple[int | None, ...] = ()
+    num_ranks: int | None
+    num_observed_ranks: int | None
+    steps_from_scratch: int | None
+    samples_lost: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselineFigures(Figures):
+    """How fast the fault-free baseline of a command was, and how much longer the job took."""
+
+    baseline_steps_committed: int | None
+    baseline_wall_clock_seconds: float | None
+    baseline_work_per_second: float | None
+    slowdown_ratio: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class IncidentFigures(Figures):
+    """The faults and other losses, and what the job made of them."""
+
+    group_backends: tuple[str, ...] | None
+    layout_changes: int | None
+    incidents: tuple[IncidentSummary, ...] = ()
+    incidents_not_due: int = 0
+    unplanned_losses: tuple[UnplannedLossSummary, ...] = ()
+    state_restores: tuple[StateRestore, ...] = ()
+    diagnosis_recall_ratio: float | None
+    diagnosis_precision_ratio: float | None
+    false_accusations: int | None
+    unrecovered_incidents: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationFigures(Figures):
+    """Processes of earlier attempts that were there alongside later ones, or were left running at the end."""
+
+    generations_overlap_seconds: float | None
+    overlapping_steps: int | None
+    overlapping_saves: int | None
+    orphaned_processes: int | None
+    orphaned_ranks: tuple[int, ...] = ()
+    parameters_not_finite: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeFigures(Figures):
+    """Where the time went; see `harness.analysis.accounting`."""
+
+    wall_clock_seconds: float | None
+    productive_seconds: float | None
+    badput_seconds: Seconds = field(default_factory=dict)
+    goodput_ratio: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateFigures(Figures):
+    """Whether the ranks computed and saved what they were to."""
+
+    diverged_units: int | None
+    degraded_share_ratio: float | None
+    projected_share_ratio: float | None
+    approximation: Approximation | None
+    unfit_steps: int | None
+    checkpoints_failed: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineFigures(Figures):
+    """Whether the machine was fast enough for its ranks."""
+
+    compute_cpu_seconds: float | None
+    dilation_overrun_ratio: float | None
+    overrun_segments_ratio: float | None
+    worst_overrun_seconds: float | None
+    overlapping_runs: tuple[OverlappingRun, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary(
+    MachineFigures,
+    StateFigures,
+    TimeFigures,
+    GenerationFigures,
+    IncidentFigures,
+    LossFigures,
+    BaselineFigures,
+    ThroughputFigures,
+    StepFigures,
+    PlanFigures,
+    PacingFigures,
+    RunFigures,
+):
     """All figures of a run, its gates and its verdict. `docs/reference/measuring.md` defines them.
+
+    `summary.json` has the fields of the last base first, as dataclasses order them, and those of this class at its end.
 
     `reason_codes` are the reasons of the verdict, and `reasons` their sentences, in the same order; so are
     `caveat_codes` and `caveats`. A summary of an earlier version has the sentences alone.
@@ -193,97 +331,16 @@ class Summary:
     FINITE_ONLY: ClassVar[bool] = True
     ALSO_WRITTEN: ClassVar[Mapping[str, str]] = DEPRECATED_KEYS
 
-    name: str | None = None
-    verdict: str = "inconclusive"
-    exit_code: int = 5
-    reasons: tuple[str, ...] = ()
-    status: str | None = None
-    seed: int | None = None
-    experiment_hash: str | None = None
-    job_outcome: str | None = None
-    baseline_outcome: str | None = None
-    runtime: str = "mecefo"
-    command: str | None = None
-    started_in: str | None = None
-    strategy: str | None = None
-    dilation_ratio: float | None = None
-    pacing: str | None = None
-    emulated: Emulated | None = None
-    ratings: Mapping[str, Any] | None = None
-    baseline_planned: bool = False
-    data_parallel: int | None = None
-    pipeline_bubble_ratio: float | None = None
-    steps_planned: int | None = None
-    steps_committed: int | None = None
-    steps_lost: int | None = None
-    steps_repeated: int | None = None
-    steps_unknown_because: str | None = None
-    attempts: int | None = None
-    fruitless_attempts: int | None = None
-    fruitless_seconds: float | None = None
-    fruitless_steps: tuple[int | None, ...] = ()
-    num_ranks: int | None = None
-    num_observed_ranks: int | None = None
-    steps_from_scratch: int | None = None
-    samples_lost: int | None = None
-    throughput_unit: str = "tokens"
-    throughput_per_second: Throughput = Throughput()
-    throughput_tokens_per_second: Throughput = Throughput()
-    throughput_drop_ratio: float | None = None
-    throughput_drop_while_training_ratio: float | None = None
-    outage_seconds: float | None = None
-    throughput_noise_ratio: float | None = None
-    throughput_drop_whole_run_ratio: float | None = None
-    paid_capacity_ratio: float | None = None
-    num_steps_before: int | None = None
-    num_steps_after: int | None = None
-    step_seconds: float | None = None
-    baseline_steps_committed: int | None = None
-    baseline_wall_clock_seconds: float | None = None
-    baseline_work_per_second: float | None = None
-    slowdown_ratio: float | None = None
-    final_loss: float | None = None
-    baseline_loss: float | None = None
-    loss_deviation_ratio: float | None = None
-    loss_curve_max_deviation_ratio: float | None = None
-    num_loss_steps: int | None = None
-    first_non_finite_loss_step: int | None = None
-    group_backends: tuple[str, ...] | None = None
-    layout_changes: int | None = None
-    incidents: tuple[IncidentSummary, ...] = ()
-    incidents_not_due: int = 0
-    unplanned_losses: tuple[UnplannedLossSummary, ...] = ()
-    state_restores: tuple[StateRestore, ...] = ()
-    diagnosis_recall_ratio: float | None = None
-    diagnosis_precision_ratio: float | None = None
-    false_accusations: int | None = None
-    unrecovered_incidents: int | None = None
-    generations_overlap_seconds: float | None = None
-    overlapping_steps: int | None = None
-    overlapping_saves: int | None = None
-    orphaned_processes: int | None = None
-    orphaned_ranks: tuple[int, ...] = ()
-    parameters_not_finite: int | None = None
-    wall_clock_seconds: float | None = None
-    productive_seconds: float | None = None
-    badput_seconds: Seconds = field(default_factory=dict)
-    goodput_ratio: float | None = None
-    diverged_units: int | None = None
-    degraded_share_ratio: float | None = None
-    projected_share_ratio: float | None = None
-    approximation: Approximation | None = None
-    unfit_steps: int | None = None
-    checkpoints_failed: int | None = None
-    compute_cpu_seconds: float | None = None
-    dilation_overrun_ratio: float | None = None
-    overrun_segments_ratio: float | None = None
-    worst_overrun_seconds: float | None = None
-    overlapping_runs: tuple[OverlappingRun, ...] = ()
     caveats: tuple[str, ...] = ()
     gates: tuple[GateResult, ...] = ()
     reason_codes: tuple[Reason, ...] = ()
     caveat_codes: tuple[Reason, ...] = ()
     no_restart: Reason | None = None
+
+    @classmethod
+    def of(cls, *parts: Figures) -> Summary:
+        """The summary of these parts, one of each; neither judged yet, nor with caveats."""
+        return cls(**{name: value for part in parts for name, value in vars(part).items()})
 
     def reasons_without(self, is_left_out: Callable[[Reason], bool]) -> tuple[tuple[Reason | None, str], ...]:
         """The reasons and their sentences, but for those; without a code in a summary of an earlier version."""
@@ -292,8 +349,9 @@ class Summary:
 
     @classmethod
     def from_older(cls, raw: Mapping[str, Any]) -> Mapping[str, Any]:
-        """`raw` with today's keys, where an earlier version wrote only the earlier ones."""
-        return {**{new: raw[old] for old, new in DEPRECATED_KEYS.items() if old in raw}, **raw}
+        """`raw` with all of today's keys: null where an earlier version did not write them, under any name."""
+        renamed = {new: raw[old] for old, new in DEPRECATED_KEYS.items() if old in raw}
+        return {**_nulls(cls), **renamed, **raw}
 
 
 def read_summary(raw: object) -> Summary:
@@ -303,3 +361,15 @@ def read_summary(raw: object) -> Summary:
         ValueError: it is no summary.
     """
     return from_json(Summary, raw, lenient=True)
+
+
+def unknown(part: type[T]) -> T:
+    """A part of a summary, or a whole one, of which no figure is known."""
+    return from_json(part, _nulls(part), lenient=True)
+
+
+def _nulls(part: Any) -> Mapping[str, None]:
+    return dict.fromkeys(one.name for one in fields(part))
+
+
+UNKNOWN = unknown(Summary)

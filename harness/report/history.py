@@ -93,7 +93,7 @@ def read(events: Iterable[Event]) -> History:
         affected=affected,
         ways={one.incident: _way(one, one.goes_on, _restarted(one, times)) for one in times.judged},
         before=median_work_per_second(times.before),
-        noise_ratio=throughput.measure(times).noise_ratio,
+        noise_ratio=throughput.measure(times).throughput_noise_ratio,
     )
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from mecefo_runtime.job.layout import Layout
 from mecefo_runtime.system.dilation import Pacer
 from mecefo_runtime.system.job_records import StepCommitted
+from mecefo_runtime.system.metric_family import Family, by_name
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -27,6 +28,30 @@ STEP_SECONDS_BUCKETS = (
     *(1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0, 120.0),
 )
 """Upper bounds in seconds: narrow where steps of small models lie, wide enough for large ones."""
+FAMILIES = by_name(
+    Family("training_rank_info", "info", "always 1", ("device",)),
+    Family("training_rank_start_timestamp_seconds", "gauge", "Unix time at which this process of the rank began"),
+    Family("training_rank_step", "gauge", "the newest step that this rank committed"),
+    Family("training_rank_epoch", "gauge", "the membership that the rank is in"),
+    Family("training_rank_loss", "gauge", "loss of the newest step that this rank committed; the same on all ranks"),
+    Family("training_rank_steps_total", "counter", "steps that this process committed"),
+    Family(
+        "training_rank_tokens_total",
+        "counter",
+        "tokens of the steps that this process committed, over all ranks: take one rank's, never the sum",
+    ),
+    Family("training_rank_step_seconds", "histogram", "from the beginning of the attempt to its commit, on this rank"),
+    Family(
+        "training_rank_compute_seconds_total",
+        "counter",
+        "compute segments of this process: `cpu`, and `wall` with the padding of time dilation",
+        ("clock",),
+    ),
+    Family("training_rank_layers", "gauge", "layers that the rank holds: `exact`, `degraded`", ("kind",)),
+    Family("training_rank_resident_memory_bytes", "gauge", "resident memory of the process"),
+    Family("training_rank_device_memory_bytes", "gauge", "memory that tensors take on its GPU; absent on the CPU"),
+)
+"""All have the labels of the rank, too; `docs/reference/metrics.md` is made of them."""
 _BOUNDS = (*(repr(bound) for bound in STEP_SECONDS_BUCKETS), "+Inf")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -67,62 +92,29 @@ class RankFigures:
 
     def collect(self) -> Iterable[Metric]:
         """The metrics in Prometheus' types; called by the server, on its own thread."""
-        from prometheus_client.core import (
-            CounterMetricFamily,
-            GaugeMetricFamily,
-            HistogramMetricFamily,
-            InfoMetricFamily,
-        )
 
-        names, values = tuple(self._labels), tuple(self._labels.values())
+        def of(name: str, value: float | None) -> Iterable[Metric]:
+            return FAMILIES[f"training_rank_{name}"].of({(): value}, **self._labels)
 
-        def gauge(name: str, text: str, value: float | None) -> Iterable[Metric]:
-            if value is not None:
-                family = GaugeMetricFamily(f"training_rank_{name}", text, labels=names)
-                family.add_metric(values, value)
-                yield family
-
-        def counter(name: str, text: str, value: float) -> Metric:
-            family = CounterMetricFamily(f"training_rank_{name}", text, labels=names)
-            family.add_metric(values, value)
-            return family
-
-        info = InfoMetricFamily("training_rank", "The rank, always 1.", labels=names)
-        info.add_metric(values, {"device": self._device})
-        yield info
-        yield from gauge(
-            "start_timestamp_seconds", "Unix time at which this process of the rank began.", self._started_seconds
-        )
-        yield from gauge("step", "The newest step that this rank committed.", self._step)
-        yield from gauge("epoch", "The membership that the rank is in.", self._epoch)
-        text = "Loss of the newest step, in nats per token; the same on all ranks."
-        yield from gauge("loss", text, self._loss)
-        yield counter("steps", "Steps that this process committed.", self._num_steps)
-        yield counter("tokens", "Tokens of those steps over all ranks: take one rank's.", self._tokens)
+        yield FAMILIES["training_rank_info"].of_labels({"device": self._device}, **self._labels)
+        yield from of("start_timestamp_seconds", self._started_seconds)
+        yield from of("step", self._step)
+        yield from of("epoch", self._epoch)
+        yield from of("loss", self._loss)
+        yield from of("steps_total", self._num_steps)
+        yield from of("tokens_total", self._tokens)
         counts, total = [], 0
         for bound, count in zip(_BOUNDS, tuple(self._counts), strict=True):
             total += count
             counts.append((bound, float(total)))
-        histogram = HistogramMetricFamily(
-            "training_rank_step_seconds", "From the beginning of an attempt at a step to its commit.", labels=names
-        )
-        histogram.add_metric(values, counts, self._seconds_sum)
-        yield histogram
-        compute = CounterMetricFamily(
-            "training_rank_compute_seconds",
-            "Compute segments of this process; wall includes the padding of time dilation.",
-            labels=(*names, "clock"),
-        )
-        compute.add_metric((*values, "cpu"), self._pacer.compute_seconds)
-        compute.add_metric((*values, "wall"), self._pacer.wall_seconds)
-        yield compute
-        layers = GaugeMetricFamily("training_rank_layers", "Layers that the rank holds.", labels=(*names, "kind"))
+        yield FAMILIES["training_rank_step_seconds"].of_buckets(counts, self._seconds_sum, **self._labels)
+        compute = {("cpu",): self._pacer.compute_seconds, ("wall",): self._pacer.wall_seconds}
+        yield from FAMILIES["training_rank_compute_seconds_total"].of(compute, **self._labels)
         exact, degraded = self._layers
-        layers.add_metric((*values, "exact"), exact)
-        layers.add_metric((*values, "degraded"), degraded)
-        yield layers
-        yield from gauge("resident_memory_bytes", "Resident memory of the process.", _resident_bytes())
-        yield from gauge("device_memory_bytes", "Memory of tensors on the rank's GPU.", _device_bytes(self._device))
+        layers = {("exact",): exact, ("degraded",): degraded}
+        yield from FAMILIES["training_rank_layers"].of(layers, **self._labels)
+        yield from of("resident_memory_bytes", _resident_bytes())
+        yield from of("device_memory_bytes", _device_bytes(self._device))
 
     def serve(self, where: str, host: str, local_rank: int) -> str | None:
         """Serve the metrics until this process ends; returns `host:port`, or None when they are not served.

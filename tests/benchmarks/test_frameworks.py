@@ -19,7 +19,7 @@ from benchmarks.frameworks.own_log import (
     recovery_seconds,
     steps_repeated,
 )
-from harness.judging.summary import IncidentSummary, Summary
+from harness.judging.summary import UNKNOWN, IncidentSummary
 from mecefo_chaos.cli.main import run_cli
 from mecefo_runtime.system.reason import Reason
 
@@ -109,7 +109,7 @@ def test_a_round_has_both_records(tmp_path):
     incident = IncidentSummary(0, "kill-process", injected=True, recovered=True, recovery_seconds=3.4)
     log = tmp_path / "events.jsonl"
     log.write_text('{"kind": "injected", "monotonic": 10.5}\n')
-    summary = Summary(verdict="pass", exit_code=0, steps_lost=1, incidents=(incident,))
+    summary = replace(UNKNOWN, verdict="pass", exit_code=0, steps_lost=1, incidents=(incident,))
     done = read_round(summary, log, restarted(tmp_path))
     assert (done.steps_lost, done.own_steps_lost) == (1, 1)
     assert done.recovery_seconds == pytest.approx(done.own_recovery_seconds)
@@ -167,7 +167,7 @@ def test_what_the_script_knows_better_is_said(changed, said):
 )
 def test_a_cell_in_words(summary, incident, words):
     told = IncidentSummary(**{"incident": 0, "fault": "raise", "injected": True, **incident})
-    assert what_happened(Summary(**{"job_outcome": "completed", **summary}, incidents=(told,))) == words
+    assert what_happened(replace(UNKNOWN, **{"job_outcome": "completed", **summary}, incidents=(told,))) == words
 
 
 def test_the_line_that_says_why_a_job_did_not_run():

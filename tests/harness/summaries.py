@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from harness.judging.caveat_reasons import caveat_text
 from harness.judging.gate_reasons import gate_text
 from harness.judging.summarize import summarize
-from harness.judging.summary import Summary, read_summary
+from harness.judging.summary import UNKNOWN, Summary, read_summary
 from harness.judging.verdict_reasons import verdict_text
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.json_values import to_json
@@ -95,5 +96,5 @@ def summary(**changes: Any) -> Summary:
     return read_summary(raw)
 
 
-EMPTY = Summary(steps_committed=0)
+EMPTY = replace(UNKNOWN, steps_committed=0)
 """What a run that was cut off before its first step comes to."""

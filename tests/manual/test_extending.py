@@ -4,7 +4,7 @@ import importlib
 import subprocess
 import sys
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ from chaos.undo import residue
 from chaos.undo.residue import auditors, left_behind, look
 from chaos.undo.residue.base import AuditScope
 from harness.judging import gates
-from harness.judging.summary import Summary
+from harness.judging.summary import Summary, unknown
 from mecefo_runtime import planners
 from tests.harness import synthetic
 from tests.integration.runs import run_chaos
@@ -156,7 +156,7 @@ def test_the_metric_decides(monkeypatch):
     assert measured == max(sizes) > 0
     metric = page["LARGEST_TRANSFER"]
     monkeypatch.setattr(gates, "find", lambda name: metric if name == metric.name else None)
-    summary = WithTransfer(job_outcome="completed", largest_transfer_bytes=measured)
+    summary = replace(unknown(WithTransfer), job_outcome="completed", largest_transfer_bytes=measured)
     passed = {
         limit: gates.evaluate(gates.Gate.parse(f"largest_transfer_bytes < {limit}"), summary).passed
         for limit in (measured, measured + 1)
@@ -169,4 +169,4 @@ def test_the_metric_of_nothing_is_not_zero():
     page = executed("gate.md")
     assert page["largest_transfer_bytes"]([]) is None
     gate = gates.Gate("x", page["LARGEST_TRANSFER"], "max", "<", 1.0)
-    assert gates.evaluate(gate, WithTransfer(job_outcome="completed")).passed is None
+    assert gates.evaluate(gate, replace(unknown(WithTransfer), job_outcome="completed")).passed is None

@@ -2,6 +2,7 @@
 
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ import yaml
 from chaos.experiment.fault_spec import FAULT_KEYS
 from chaos.experiment.schema import json_schema
 from chaos.faults import registry
-from harness.judging.summary import IncidentSummary, Summary
-from manual import events, fault_pages, hooks, reference
+from harness.exporter import families as job
+from harness.judging.metrics import METRICS
+from harness.judging.summary import UNKNOWN, IncidentSummary
+from manual import events, fault_pages, hooks, metrics, reference
 from manual.examples import EXAMPLES
 from manual.pictures import PICTURES, picture
 from manual.timeline import Stretch, stalls_of, with_stalls
@@ -20,6 +23,7 @@ from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.record import keys_of
 from mecefo_runtime.system.records import RECORDS
 from mecefo_runtime.system.run_records import PlannedIncident
+from mecefo_runtime.training import exporter as rank
 from tests.harness import synthetic
 from tests.manual.documents import OVERVIEW, ROOT
 
@@ -83,7 +87,7 @@ def test_no_picture_is_of_nothing():
 def test_a_picture_shows_who_was_affected_and_when_it_came_back():
     events = synthetic.run()
     incident = IncidentSummary(0, "kill-node", evidence={"summary": "gone <from> /r/the table"})
-    summary = Summary(incidents=(incident,), verdict="pass", reasons=("x",))
+    summary = replace(UNKNOWN, incidents=(incident,), verdict="pass", reasons=("x",))
     root = ElementTree.fromstring(picture("kill-node", [with_machine(event) for event in events], summary, Path("/r")))
     words = [text.text for text in root.iter(f"{SVG}text")]
     assert {"kill-node", "repair started", "rejoined", "not in the job", "tokens/s"} <= set(words)
@@ -164,6 +168,21 @@ def test_the_reference_of_events_has_every_kind_with_every_field():
     assert sections.keys() == RECORDS.keys()
     for kind, record in RECORDS.items():
         assert set(keys_of(record)) <= set(re.findall(r"^\| `(\w+)` \|", sections[kind], re.MULTILINE)), kind
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [("measuring", METRICS), ("metrics", {**job.FAMILIES, **rank.FAMILIES})],
+)
+def test_the_tables_of_metrics_have_all_of_them(page, names):
+    text = (ROOT / f"docs/reference/{page}.md").read_text()
+    made = metrics.with_tables(text)
+    assert "<!--" not in made
+    rows = re.findall(r"^\| `(\w+)` \|(.*)\|$", made, re.MULTILINE)
+    assert all(
+        part.strip() for name, cells in rows if name in names for part in (cells.split("|")[0], cells.split("|")[-1])
+    )
+    assert not names.keys() - {name for name, _ in rows}
 
 
 @pytest.mark.parametrize(

@@ -89,47 +89,51 @@ def test_a_job_that_does_not_tell_its_samples_has_no_count():
 def test_a_job_like_its_baseline_deviates_by_nothing():
     timeline = build(run())
     losses = compare_losses(timeline.steps.first, timeline.baseline.first)
-    assert losses.final == losses.baseline == pytest.approx(sum(loss_of(step) for step in range(51, 61)) / 10)
-    assert (losses.deviation_ratio, losses.curve_max_deviation_ratio, losses.num_steps) == (0.0, 0.0, 10)
+    assert losses.final_loss == losses.baseline_loss == pytest.approx(sum(loss_of(step) for step in range(51, 61)) / 10)
+    assert (losses.loss_deviation_ratio, losses.loss_curve_max_deviation_ratio, losses.num_loss_steps) == (0.0, 0.0, 10)
 
 
 def test_deviations_are_relative_to_the_baseline():
     timeline = build(run(main_loss_ratio=1.02))
     losses = compare_losses(timeline.steps.first, timeline.baseline.first)
-    assert losses.deviation_ratio == pytest.approx(0.02)
-    assert losses.curve_max_deviation_ratio == pytest.approx(0.02)
+    assert losses.loss_deviation_ratio == pytest.approx(0.02)
+    assert losses.loss_curve_max_deviation_ratio == pytest.approx(0.02)
 
 
 def test_one_bad_step_shows_in_the_curve_and_not_in_the_end():
     timeline = build(changed(run(), 30, loss=2 * loss_of(30)))
     losses = compare_losses(timeline.steps.first, timeline.baseline.first)
-    assert losses.deviation_ratio == 0.0
-    assert losses.curve_max_deviation_ratio == pytest.approx(1.0)
+    assert losses.loss_deviation_ratio == 0.0
+    assert losses.loss_curve_max_deviation_ratio == pytest.approx(1.0)
 
 
 def test_both_means_are_over_the_same_steps():
     timeline = build(run(cut_off_after_step=40))
     baseline = build(run()).baseline.first
     losses = compare_losses(timeline.steps.first, baseline)
-    assert losses.baseline == pytest.approx(sum(loss_of(step) for step in range(31, 41)) / 10)
+    assert losses.baseline_loss == pytest.approx(sum(loss_of(step) for step in range(31, 41)) / 10)
 
 
 def test_without_a_baseline_there_is_a_final_loss_and_no_deviation():
     losses = compare_losses(build(run(baseline=False)).steps.first, ())
-    assert losses.final == pytest.approx(sum(loss_of(step) for step in range(51, 61)) / 10)
-    assert (losses.baseline, losses.deviation_ratio, losses.curve_max_deviation_ratio) == (None, None, None)
+    assert losses.final_loss == pytest.approx(sum(loss_of(step) for step in range(51, 61)) / 10)
+    assert (losses.baseline_loss, losses.loss_deviation_ratio, losses.loss_curve_max_deviation_ratio) == (
+        None,
+        None,
+        None,
+    )
 
 
 def test_a_loss_that_is_no_number_has_no_deviation():
     timeline = build(changed(run(), 55, loss=float("nan")))
     losses = compare_losses(timeline.steps.first, timeline.baseline.first)
-    assert (losses.final, losses.deviation_ratio, losses.curve_max_deviation_ratio) == (None, None, None)
-    assert losses.first_non_finite_step == 55
+    assert (losses.final_loss, losses.loss_deviation_ratio, losses.loss_curve_max_deviation_ratio) == (None, None, None)
+    assert losses.first_non_finite_loss_step == 55
 
 
 def test_nothing_compares_to_nothing():
     losses = compare_losses((), ())
-    assert (losses.final, losses.num_steps) == (None, 0)
+    assert (losses.final_loss, losses.num_loss_steps) == (None, 0)
 
 
 def finished(rank: int, checksums: dict[str, int], job: str = "main") -> Event:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from harness.analysis.state import build
 from harness.analysis.steps import CommittedStep, Steps
-from harness.analysis.throughput import Throughput, _work_within, measure
+from harness.analysis.throughput import ThroughputFigures, _work_within, measure
 from harness.judging.caveats import caveats
 from harness.judging.summarize import summarize
 from mecefo_runtime.system.events import Event
@@ -23,33 +23,35 @@ STALL_SECONDS = (
 FULL_SPEED = TOKENS_PER_STEP / 0.1
 
 
-def figures(events: list[Event]) -> Throughput:
+def figures(events: list[Event]) -> ThroughputFigures:
     return measure(build(events))
 
 
 def test_the_drop_runs_from_the_injection_to_the_repair():
     found = figures(run())
-    assert found.before == pytest.approx(FULL_SPEED)
-    assert found.during == pytest.approx(15 * TOKENS_PER_STEP / (STALL_SECONDS + 15 * 0.125))
-    assert found.drop_ratio == pytest.approx(1 - found.during / FULL_SPEED)
-    assert found.after == pytest.approx(FULL_SPEED)
+    assert found.throughput_per_second.before == pytest.approx(FULL_SPEED)
+    assert found.throughput_per_second.during == pytest.approx(15 * TOKENS_PER_STEP / (STALL_SECONDS + 15 * 0.125))
+    assert found.throughput_drop_ratio == pytest.approx(1 - found.throughput_per_second.during / FULL_SPEED)
+    assert found.throughput_per_second.after == pytest.approx(FULL_SPEED)
     assert (found.num_steps_before, found.num_steps_after) == (14, 23)
 
 
 def test_the_drop_over_the_whole_run_leaves_the_first_step_out():
     stalls = 0.05 + synthetic.HOLD_SECONDS + STALL_SECONDS + synthetic.GROUP_SECONDS + synthetic.TRANSFER_SECONDS
     seconds = 41 * 0.1 + 18 * 0.125 + stalls
-    assert figures(run()).whole_run_drop_ratio == pytest.approx(1 - 59 * TOKENS_PER_STEP / seconds / FULL_SPEED)
+    assert figures(run()).throughput_drop_whole_run_ratio == pytest.approx(
+        1 - 59 * TOKENS_PER_STEP / seconds / FULL_SPEED
+    )
 
 
 def test_a_loss_that_is_not_repaired_counts_to_the_last_step_and_not_to_the_teardown():
     found = figures(run(faults=(Fault(repair_steps=None),)))
-    assert found.during == pytest.approx(41 * TOKENS_PER_STEP / (STALL_SECONDS + 41 * 0.125))
-    assert found.after is None
+    assert found.throughput_per_second.during == pytest.approx(41 * TOKENS_PER_STEP / (STALL_SECONDS + 41 * 0.125))
+    assert found.throughput_per_second.after is None
 
 
 def test_a_job_that_died_stood_still_to_its_end():
-    assert figures(run(faults=(Fault(recovers=False),), job_fails=True)).drop_ratio == 1.0
+    assert figures(run(faults=(Fault(recovers=False),), job_fails=True)).throughput_drop_ratio == 1.0
 
 
 @pytest.mark.parametrize(
@@ -59,16 +61,18 @@ def test_a_job_that_died_stood_still_to_its_end():
 )
 def test_a_job_that_did_not_come_to_its_end_has_no_drop_over_the_whole_run(events):
     found = figures(events)
-    assert found.whole_run_drop_ratio is None
-    assert found.before == pytest.approx(FULL_SPEED)
-    assert found.drop_ratio is not None
+    assert found.throughput_drop_whole_run_ratio is None
+    assert found.throughput_per_second.before == pytest.approx(FULL_SPEED)
+    assert found.throughput_drop_ratio is not None
 
 
 def test_a_step_in_flight_at_the_repair_counts_by_its_share():
     events = [
         replace(e, monotonic_seconds=e.monotonic_seconds + 0.025) if e.kind == "repair_started" else e for e in run()
     ]
-    assert figures(events).during == pytest.approx(15.2 * TOKENS_PER_STEP / (STALL_SECONDS + 15.2 * 0.125))
+    assert figures(events).throughput_per_second.during == pytest.approx(
+        15.2 * TOKENS_PER_STEP / (STALL_SECONDS + 15.2 * 0.125)
+    )
 
 
 def step(previous: float, began: float, committed: float) -> CommittedStep:
@@ -115,46 +119,53 @@ def test_a_fault_that_stops_nothing_costs_its_hold_alone():
     found = figures(run(faults=(Fault(role="coordinator"),)))
     in_flight = 0.1 - 0.05 - synthetic.HOLD_SECONDS
     assert in_flight + 2 * 0.1 < synthetic.RESTART_SECONDS
-    assert found.during == pytest.approx(FULL_SPEED)
-    assert found.drop_ratio == pytest.approx(0.0, abs=1e-9)
+    assert found.throughput_per_second.during == pytest.approx(FULL_SPEED)
+    assert found.throughput_drop_ratio == pytest.approx(0.0, abs=1e-9)
 
 
 def test_the_time_between_two_faults_is_not_under_fault():
     far_apart = figures(run(steps=200, faults=(Fault(step=20), Fault(step=150, node=2))))
-    assert far_apart.during == pytest.approx(figures(run()).during)
+    assert far_apart.throughput_per_second.during == pytest.approx(figures(run()).throughput_per_second.during)
 
 
 def test_faults_at_once_are_not_counted_twice():
     found = figures(run(faults=(Fault(), Fault(node=2, during_regroup=True))))
     extra = synthetic.DETECT_SECONDS + synthetic.ISOLATE_SECONDS
-    assert found.during == pytest.approx(15 * TOKENS_PER_STEP / (STALL_SECONDS + extra + 15 * 0.125))
+    assert found.throughput_per_second.during == pytest.approx(
+        15 * TOKENS_PER_STEP / (STALL_SECONDS + extra + 15 * 0.125)
+    )
 
 
 def test_without_a_verified_fault_there_is_no_drop():
     for events in (run(faults=()), run(faults=(Fault(verified=False),)), run(faults=(Fault(fires=False),))):
         found = figures(events)
-        assert found.before == pytest.approx(FULL_SPEED)
-        assert (found.during, found.after, found.drop_ratio, found.whole_run_drop_ratio) == (None, None, None, None)
+        assert found.throughput_per_second.before == pytest.approx(FULL_SPEED)
+        assert (
+            found.throughput_per_second.during,
+            found.throughput_per_second.after,
+            found.throughput_drop_ratio,
+            found.throughput_drop_whole_run_ratio,
+        ) == (None, None, None, None)
 
 
 def test_a_fault_in_the_first_step_has_no_baseline():
     found = figures(run(faults=(Fault(step=1),)))
-    assert (found.before, found.drop_ratio) == (None, None)
+    assert (found.throughput_per_second.before, found.throughput_drop_ratio) == (None, None)
 
 
 def test_without_noise_neighbouring_stretches_are_equal():
-    assert figures(run(steps=200, faults=(Fault(step=150),))).noise_ratio == pytest.approx(0.0, abs=1e-9)
+    assert figures(run(steps=200, faults=(Fault(step=150),))).throughput_noise_ratio == pytest.approx(0.0, abs=1e-9)
 
 
 def test_the_noise_is_that_of_stretches_as_long_as_the_fault():
     noisy = figures(run(steps=400, faults=(Fault(step=300),), jitter_ratio=0.2))
     longer = figures(run(steps=400, faults=(Fault(step=300, repair_steps=60),), jitter_ratio=0.2))
-    assert noisy.noise_ratio is not None and longer.noise_ratio is not None
-    assert 0.0 < longer.noise_ratio < noisy.noise_ratio < 0.2
+    assert noisy.throughput_noise_ratio is not None and longer.throughput_noise_ratio is not None
+    assert 0.0 < longer.throughput_noise_ratio < noisy.throughput_noise_ratio < 0.2
 
 
 def test_too_few_steps_before_the_fault_tell_no_noise():
-    assert figures(run(steps=60, faults=(Fault(step=20),))).noise_ratio is None
+    assert figures(run(steps=60, faults=(Fault(step=20),))).throughput_noise_ratio is None
 
 
 def test_a_drop_within_the_noise_is_a_caveat():
@@ -170,30 +181,34 @@ def test_a_run_that_was_stopped_before_a_step_under_the_fault_has_no_drop():
     injected = next(event.monotonic_seconds for event in events if event.kind == "injected")
     verified = next(event.monotonic_seconds for event in events if event.kind == "verified")
     found = figures([event for event in events if event.monotonic_seconds <= max(injected, verified) + 0.01])
-    assert found.before is not None and found.during is None and found.drop_ratio is None
+    assert (
+        found.throughput_per_second.before is not None
+        and found.throughput_per_second.during is None
+        and found.throughput_drop_ratio is None
+    )
 
 
 def test_the_outage_stands_beside_the_drop_and_the_speed_of_the_steps_after_it():
     found = figures(run(step_seconds=0.02, degraded_step_seconds=0.025))
     # From the injection to the first commit of fewer ranks.
     assert found.outage_seconds == pytest.approx(STALL_SECONDS + 0.025)
-    assert found.while_training_drop_ratio == pytest.approx(1 - 0.02 / 0.025)
+    assert found.throughput_drop_while_training_ratio == pytest.approx(1 - 0.02 / 0.025)
 
 
 def test_a_restart_has_a_drop_of_all_and_trains_again_as_fast_as_before():
     found = figures(restarted(samples=64))
-    assert (found.drop_ratio, found.outage_seconds) == (pytest.approx(1.0), pytest.approx(RESTART + STEP))
-    assert found.while_training_drop_ratio == pytest.approx(0.0, abs=1e-9)
+    assert (found.throughput_drop_ratio, found.outage_seconds) == (pytest.approx(1.0), pytest.approx(RESTART + STEP))
+    assert found.throughput_drop_while_training_ratio == pytest.approx(0.0, abs=1e-9)
 
 
 def test_a_fault_that_slows_steps_is_no_outage():
     slow = Fault(kind="slow-rank", repair_steps=None, lasts_steps=10)
     found = figures(run(faults=(slow,)))
     assert found.outage_seconds == 0.0
-    assert found.drop_ratio is not None and found.drop_ratio > 0.0
+    assert found.throughput_drop_ratio is not None and found.throughput_drop_ratio > 0.0
 
 
 def test_without_a_fault_or_a_step_after_it_neither_is_known():
     quiet, died = figures(run(faults=())), figures(run(faults=(Fault(recovers=False),), job_fails=True))
-    assert (quiet.outage_seconds, quiet.while_training_drop_ratio) == (None, None)
-    assert died.while_training_drop_ratio is None and died.outage_seconds is not None
+    assert (quiet.outage_seconds, quiet.throughput_drop_while_training_ratio) == (None, None)
+    assert died.throughput_drop_while_training_ratio is None and died.outage_seconds is not None

@@ -199,7 +199,7 @@ def test_a_fault_of_no_rank_lasts_until_it_is_undone_too():
     timeline = build(events)
     assert only(timeline).ranks == ()
     assert only(timeline).lifted == seconds(events, "undone")
-    assert measure(timeline).after is not None
+    assert measure(timeline).throughput_per_second.after is not None
 
 
 def test_an_incident_that_never_fired_is_there_with_its_plan():

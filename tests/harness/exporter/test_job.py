@@ -5,6 +5,7 @@ import io
 import re
 import socket
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from chaos.errors import EnvironmentFailure, UsageError
 from harness.exporter import job
 from harness.exporter.job import JobExporter, address_of, exported, exporting
 from harness.exporter.targets import TARGETS_FILE
-from harness.judging.summary import Summary
+from harness.judging.summary import UNKNOWN
 from mecefo_runtime.system import metrics_server
 from tests.harness.synthetic import run
 
@@ -200,7 +201,7 @@ def read_at_intervals(exporter, clock, interval_seconds):
 
 
 def judged(exporter):
-    exporter.judge(Summary(verdict="pass"))
+    exporter.judge(replace(UNKNOWN, verdict="pass"))
 
 
 def test_who_reads_at_intervals_gets_to_read_the_verdict(tmp_path, clock):
@@ -244,7 +245,7 @@ def test_who_has_interrupted_a_run_does_not_wait(tmp_path, clock):
     with JobExporter("auto") as exporter:
         exporter.publish(tmp_path, "e")
         read_at_intervals(exporter, clock, 10.0)
-        exporter.judge(Summary(verdict="halted", status="interrupted"))
+        exporter.judge(replace(UNKNOWN, verdict="halted", status="interrupted"))
         said, judged_seconds = io.StringIO(), clock.seconds
         exporter.wait_for_last_read(said)
         assert (said.getvalue(), clock.seconds) == ("", judged_seconds)

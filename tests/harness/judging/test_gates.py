@@ -1,5 +1,6 @@
 import math
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from harness.judging.always_checked import GATES
 from harness.judging.gates import Gate, GateError, HaltCondition, aggregate, evaluate, evaluate_all
 from harness.judging.metrics import METRICS
 from harness.judging.summarize import summarize
-from harness.judging.summary import IncidentSummary, Summary
+from harness.judging.summary import UNKNOWN, IncidentSummary, Summary
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.records import parse
 from tests.harness.synthetic import Fault, run, shifted
@@ -28,7 +29,7 @@ def summary_of(*recoveries: float | None, **figures: Any) -> Summary:
     ended = {"status": "completed", "job_outcome": "completed"}
     ended |= {"baseline_outcome": "completed", "baseline_planned": True}
     incidents = tuple(map(incident_of, recoveries))
-    return Summary(**(ended | {"incidents": incidents} | figures))
+    return replace(UNKNOWN, **(ended | {"incidents": incidents} | figures))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from harness.judging.gates import Gate
 from harness.judging.summarize import summarize
-from harness.judging.summary import Summary, read_summary
+from harness.judging.summary import UNKNOWN, MachineFigures, StateFigures, Summary, read_summary, unknown
 from mecefo_runtime.system.json_values import to_json
 from mecefo_runtime.system.reason import Reason
 from tests.harness.summaries import summarized
@@ -215,9 +215,18 @@ def test_lines_that_cannot_be_read_may_have_said_anything():
 
 
 def test_earlier_names_of_keys_are_written_and_read():
-    now = Summary(baseline_loss=2.5, baseline_planned=True)
+    now = replace(UNKNOWN, baseline_loss=2.5, baseline_planned=True)
     written = to_json(now)
     assert (written["baseline_loss"], written["twin_loss"], written["twin_planned"]) == (2.5, 2.5, True)
     old = {key: value for key, value in written.items() if not key.startswith("baseline_")}
     assert read_summary(old) == read_summary(written) == now
     assert Gate.parse("twin_loss < 3").metric == Gate.parse("baseline_loss < 3").metric
+
+
+def test_a_summary_needs_all_its_parts_and_a_part_all_its_figures():
+    parts = [unknown(base) for base in Summary.__bases__]
+    assert Summary.of(*parts) == read_summary({}) == UNKNOWN
+    with pytest.raises(TypeError, match="compute_cpu_seconds"):
+        Summary.of(*(part for part in parts if not isinstance(part, MachineFigures)))
+    with pytest.raises(TypeError, match="diverged_units"):
+        StateFigures(unfit_steps=0)

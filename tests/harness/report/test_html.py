@@ -1,11 +1,12 @@
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from harness.judging.summarize import summarize
-from harness.judging.summary import Summary
+from harness.judging.summary import UNKNOWN
 from harness.report.html import render, time_parts
 from tests.harness import synthetic
 from tests.harness.summaries import EMPTY, incident, summary
@@ -216,7 +217,7 @@ def test_time_that_does_not_add_up_is_said():
     assert "do not add up: +1.000 s" in page(summary(productive_seconds=5.0)).text
 
 
-@pytest.mark.parametrize("raw", [EMPTY, Summary(verdict="error"), Summary()])
+@pytest.mark.parametrize("raw", [EMPTY, replace(UNKNOWN, verdict="error"), UNKNOWN])
 @pytest.mark.parametrize("steps", [0, 1])
 def test_a_run_with_next_to_nothing_is_still_a_page(raw, steps):
     events = [e for e in synthetic.run(steps=1, faults=[], baseline=False) if steps or e.kind != "step_committed"]

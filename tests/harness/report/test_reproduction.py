@@ -7,13 +7,14 @@ import os
 import re
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from chaos.experiment.experiment import experiment_hash, to_yaml
 from chaos.experiment.reading import from_options
-from harness.judging.summary import Summary
+from harness.judging.summary import UNKNOWN, Summary
 from harness.report import github, html
 from harness.report.reproduction import ARTIFACT_VARIABLE, reproduction
 from harness.store.runs import new_run_folder
@@ -116,8 +117,8 @@ def test_all_reports_of_a_ci_job_name_no_path_of_its_machine(job, environment):
 
 def test_here_a_command_is_repeated_where_it_was_started(tmp_path):
     folder, started_in = Path("/runs/n/1"), tmp_path / "a b"
-    assert reproduction(Summary(), folder).command == "chaos run /runs/n/1/experiment.yaml"
-    found = Summary(started_in=str(started_in))
+    assert reproduction(UNKNOWN, folder).command == "chaos run /runs/n/1/experiment.yaml"
+    found = replace(UNKNOWN, started_in=str(started_in))
     elsewhere = reproduction(found, folder)
     assert (elsewhere.where, elsewhere.command) == (
         "in a checkout, in the folder in which the command starts",

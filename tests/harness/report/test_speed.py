@@ -64,11 +64,11 @@ def test_a_run_that_is_all_incident_is_drawn_once():
 
 def test_the_baseline_noise_is_a_band_around_the_median():
     events = synthetic.run(steps=400, faults=[Fault(step=300, repair_steps=5)])
-    noise = measure(build(events)).noise_ratio
+    noise = measure(build(events)).throughput_noise_ratio
     assert noise is not None
     assert f"baseline noise, ±{noise:.1%}" in picture(events)
     early = synthetic.run(steps=400, faults=[Fault(step=4, repair_steps=5)])
-    assert measure(build(early)).noise_ratio is None
+    assert measure(build(early)).throughput_noise_ratio is None
     assert "baseline noise" not in picture(early) and 'class="band-noise"' not in picture(early)
 
 

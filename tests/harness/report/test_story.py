@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from harness.judging.summarize import summarize
-from harness.judging.summary import Summary
+from harness.judging.summary import UNKNOWN
 from harness.report.story import about, chronicle, story
 from tests.harness import synthetic
 from tests.harness.analysis.test_attempts import restarted
@@ -64,9 +64,9 @@ def test_of_a_command_it_is_told_how_often_it_was_started():
 
 
 def test_nothing_known_is_nothing_made_up():
-    assert story(Summary()) == ["The job committed an unknown number of steps.", "No fault was injected."]
+    assert story(UNKNOWN) == ["The job committed an unknown number of steps.", "No fault was injected."]
     assert "None" not in told(EMPTY)
-    assert about(Summary(), []) == []
+    assert about(UNKNOWN, []) == []
 
 
 def test_what_the_run_was():

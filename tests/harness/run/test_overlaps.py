@@ -6,7 +6,7 @@ import pytest
 
 from chaos.undo.other_runs import OtherRun
 from harness.comparison.sample import Run, Sample, overlapped_words
-from harness.judging.summary import Summary, read_summary
+from harness.judging.summary import UNKNOWN, read_summary
 from harness.run import overlaps
 from harness.run.overlaps import Overlaps
 from mecefo_runtime.system.emitter import Emitter
@@ -97,7 +97,7 @@ def test_the_summary_says_from_when_to_when_and_compare_that_there_was_company()
     assert caveat.startswith("2 other runs of chaos") and "/runs/x, from 2.00 s to the end of this run" in caveat
     found = read_summary(summary)
     assert to_json(found) == summary
-    sample = Sample("exact", None, {}, {}, [Run.of(found), Run.of(Summary())])
+    sample = Sample("exact", None, {}, {}, [Run.of(found), Run.of(UNKNOWN)])
     assert overlapped_words(sample, "here").startswith("1 of 2 runs here shared the machine")
 
 

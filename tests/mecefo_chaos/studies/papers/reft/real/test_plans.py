@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from chaos.experiment.job import Job
 from harness.analysis.regroups import StateRestore
-from harness.judging.summary import IncidentSummary, Summary
+from harness.judging.summary import UNKNOWN, IncidentSummary, Summary
 from mecefo_chaos.studies.papers.reft.real.draws import plan_draw, survives
 from mecefo_chaos.studies.papers.reft.real.measured import read_measured
 from mecefo_chaos.studies.papers.reft.real.rungs import RUNGS, all_asked, asked_nodes, asked_rung, read_run
@@ -56,7 +57,9 @@ RESTORED = StateRestore(1.0, "parity", 9, 2, 0.25, passed_over={"peer": "nobody 
 
 def test_what_a_run_says_of_itself_is_what_is_kept() -> None:
     incident = IncidentSummary(1, "kill-node", recovery_seconds=0.5, state_restored=RESTORED)
-    summary = Summary(incidents=(incident,), steps_committed=60, steps_planned=60, loss_curve_max_deviation_ratio=1e-9)
+    summary = replace(
+        UNKNOWN, incidents=(incident,), steps_committed=60, steps_planned=60, loss_curve_max_deviation_ratio=1e-9
+    )
     run = read_run(asked_rung("parity", 1), summary, "")
     assert (run.expected, run.served, run.steps_lost) == ("parity", "parity", 2)
     assert (run.recovery_seconds, run.state_seconds, run.reason) == (0.5, 0.25, "nobody lives; node 1 is lost")
@@ -66,10 +69,10 @@ def test_what_a_run_says_of_itself_is_what_is_kept() -> None:
     ("summary", "failure", "served"),
     [
         # It did not come to its end: whoever served, it was not enough.
-        (Summary(incidents=(IncidentSummary(1, "x", state_restored=RESTORED),), steps_planned=60), "", None),
-        (Summary(incidents=(IncidentSummary(1, "x"),), steps_committed=60, steps_planned=60), "", None),
-        (Summary(steps_planned=60), "every holder was lost", "stop"),
-        (Summary(), "", None),
+        (replace(UNKNOWN, incidents=(IncidentSummary(1, "x", state_restored=RESTORED),), steps_planned=60), "", None),
+        (replace(UNKNOWN, incidents=(IncidentSummary(1, "x"),), steps_committed=60, steps_planned=60), "", None),
+        (replace(UNKNOWN, steps_planned=60), "every holder was lost", "stop"),
+        (UNKNOWN, "", None),
     ],
 )
 def test_nobody_served_a_run_that_did_not_recover(summary: Summary, failure: str, served: str | None) -> None:
