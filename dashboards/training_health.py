@@ -26,7 +26,9 @@ def training_health() -> build.Dashboard:
     _speed(dashboard)
     _loss_and_ranks(dashboard)
     _time(dashboard)
-    _built_in(dashboard)
+    dashboard.with_row(panels.row("Built-in job only: numbers, layers, memberships"))
+    _memberships(dashboard)
+    _numbers(dashboard)
     _ranks(dashboard)
     return dashboard
 
@@ -177,9 +179,8 @@ def _time(dashboard: build.Dashboard) -> None:
     )
 
 
-def _built_in(dashboard: build.Dashboard) -> None:
-    """What a training script of one's own does not report: at the end, so that no row above is half empty for it."""
-    dashboard.with_row(panels.row("Built-in job only: numbers, layers, memberships"))
+def _memberships(dashboard: build.Dashboard) -> None:
+    """Who holds which layers. A script of the user's reports none of it: below, so that no row above is half empty."""
     dashboard.with_panel(
         chart(
             "Layers held by each rank",
@@ -222,6 +223,10 @@ def _built_in(dashboard: build.Dashboard) -> None:
             width=6,
         )
     )
+
+
+def _numbers(dashboard: build.Dashboard) -> None:
+    """The numbers of each step, which a script of the user's does not report either."""
     dashboard.with_panel(
         chart(
             "Unfit steps",

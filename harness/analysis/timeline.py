@@ -487,11 +487,7 @@ def read(told: Told) -> Timeline:
         steps_planned=job_started.steps if job_started else None,
         first_step=steps.first[0].step if steps.first and not traits.has_planned_steps else _first_step(told),
         samples_per_step=job_started.samples_per_step if job_started else None,
-        members_of={
-            one.epoch: len(one.members)
-            for one in main
-            if isinstance(one, LayoutTold | Regrouped) and one.epoch is not None and one.members is not None
-        },
+        members_of=_members_of(main),
         steps=steps,
         baseline=told.baseline,
         stalls=stalls,
@@ -501,11 +497,7 @@ def read(told: Told) -> Timeline:
         unsaved_checkpoints=told.unsaved_checkpoints,
         incidents=read_incidents(main, steps, stalls, attribution, restarts_by_launcher=has_attempts),
         rejected=tuple(one.monotonic_seconds for one in _of(StepUnfit, main)),
-        completions=tuple(
-            (one.monotonic_seconds, one.lost_work_ratio)
-            for one in _of(LayoutTold, main)
-            if one.lost_work_ratio is not None
-        ),
+        completions=_completions(main),
         traits=traits,
         attempts=attempts,
         restarts=read_restarts(attempts, ended),
@@ -530,6 +522,21 @@ def read(told: Told) -> Timeline:
     if not has_attempts or timeline.outcome != "completed":
         return timeline
     return replace(timeline, ended_ranks=read_ended_ranks(main, steps.every, attribution.effects, timeline.length))
+
+
+def _members_of(records: Sequence[Record]) -> dict[int, int]:
+    """How many members each epoch had."""
+    return {
+        one.epoch: len(one.members)
+        for one in records
+        if isinstance(one, LayoutTold | Regrouped) and one.epoch is not None and one.members is not None
+    }
+
+
+def _completions(records: Sequence[Record]) -> tuple[tuple[float, float], ...]:
+    """When a step that a loss had interrupted was completed, and which share of its work was lost."""
+    layouts = _of(LayoutTold, records)
+    return tuple((one.monotonic_seconds, one.lost_work_ratio) for one in layouts if one.lost_work_ratio is not None)
 
 
 def _fruitless(

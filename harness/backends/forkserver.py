@@ -83,90 +83,103 @@ class ForkServer:
                     self._reap_strangers()
 
     def _obey(self, command: Mapping[str, Any]) -> None:
-        environment: dict[str, str] = command.get("environment", {})
         match command["command"]:
             case "listen":
-                # Held here, so that a restarted coordinator has the same address and no connection is refused
-                # meanwhile.
-                own_network = None if self._networks is None else self._networks.coordinator
-                listener = self._listen(int(command.get("port", 0)), own_network)
-                self._listeners[command["job"]] = listener
-                self._coordinator_checkpoints[command["job"]] = CoordinatorCheckpoint()
-                host, port = listener.getsockname()
-                self._reply({"reply": "listening", "job": command["job"], "address": f"{host}:{port}"})
+                self._listen_for_coordinator(command)
             case "supervisor":
-                node, ranks = int(command["node"]), range(*command["ranks"])
-                attempts = {int(rank): int(attempt) for rank, attempt in command["rank_attempts"].items()}
-
-                own = {} if self._networks is None else {rank: self._networks.of_rank(rank) for rank in ranks}
-                snapshots = self._snapshots.get((command["job"], node))
-
-                # Here and below: a coordinator's container has no use for torch, which takes seconds to import.
-                from mecefo_runtime.launch.supervisor import run_supervisor
-
-                def supervise() -> int:
-                    if self._networks is not None:
-                        self._networks.of_node(node).enter()
-                    keep_only(network.descriptor for network in own.values())
-                    # Hooks read their own variables.
-                    os.environ.update(environment)
-                    place = "" if snapshots is None else str(snapshots)
-                    return run_supervisor(
-                        replace(RankEnvironment.read(environment), host=self._host, snapshots=place),
-                        node,
-                        ranks,
-                        int(command["attempt"]),
-                        attempts,
-                        Path(command["logs"]),
-                        own,
-                    )
-
-                self._start(command, f"node-{node}", supervise)
+                self._start_supervisor(command)
             case "snapshots":
-                node = int(command["node"])
-                network = None if self._networks is None else self._networks.of_node(node)
-
-                from mecefo_runtime.snapshots.process import run_snapshot_process
-                from mecefo_runtime.training.hooks import Hooks
-
-                # Kept here: ranks find one that is started again where the one before was.
-                with nullcontext() if network is None else network.entered():
-                    if (key := (command["job"], node)) not in self._snapshots:
-                        self._snapshots[key] = ReservedAddress(self._host if network is None else network.address)
-                    snapshots_listener = self._snapshots[key].listen()
-
-                def keep_snapshots() -> int:
-                    if network is not None:
-                        network.enter()
-                    keep_only((snapshots_listener.fileno(),))
-                    # Hooks read their own variables.
-                    os.environ.update(environment)
-                    own_environment = replace(RankEnvironment.read(environment), node=node)
-                    observe = partial(Hooks, own_environment.hooks, rank=None, node=node, attempt=1)
-                    return run_snapshot_process(own_environment, snapshots_listener, observe)
-
-                self._start(command, f"node-{node}-snapshots", keep_snapshots)
-                # What listens ends with its process.
-                snapshots_listener.close()
+                self._start_snapshots(command)
             case "coordinator":
-                listener, checkpoint = self._listeners[command["job"]], self._coordinator_checkpoints[command["job"]]
-
-                def coordinate() -> int:
-                    own_environment = RankEnvironment.read(environment)
-                    begin_session(is_idle=own_environment.job.priority == "idle")
-                    if self._networks is not None:
-                        self._networks.coordinator.enter()
-                    keep_only((listener.fileno(),))
-                    sink, attempt = connect_sink(own_environment.events), int(command["attempt"])
-                    emitter = Emitter(sink, "coordinator", job=command["job"], attempt=attempt)
-                    return run_coordinator(own_environment.job, listener, own_environment.token, emitter, checkpoint)
-
-                self._start(command, "coordinator", coordinate)
+                self._start_coordinator(command)
             case "command":
                 # Here: only a command's container has a use for it.
                 from harness.backends.command.start import become
 
                 self._start(command, str(command["log"]), lambda: become(command))
+
+    def _listen_for_coordinator(self, command: Mapping[str, Any]) -> None:
+        """Held here, so that a restarted coordinator has the same address and no connection is refused meanwhile."""
+        own_network = None if self._networks is None else self._networks.coordinator
+        listener = self._listen(int(command.get("port", 0)), own_network)
+        self._listeners[command["job"]] = listener
+        self._coordinator_checkpoints[command["job"]] = CoordinatorCheckpoint()
+        host, port = listener.getsockname()
+        self._reply({"reply": "listening", "job": command["job"], "address": f"{host}:{port}"})
+
+    def _start_supervisor(self, command: Mapping[str, Any]) -> None:
+        environment: dict[str, str] = command.get("environment", {})
+        node, ranks = int(command["node"]), range(*command["ranks"])
+        attempts = {int(rank): int(attempt) for rank, attempt in command["rank_attempts"].items()}
+
+        own = {} if self._networks is None else {rank: self._networks.of_rank(rank) for rank in ranks}
+        snapshots = self._snapshots.get((command["job"], node))
+
+        # Here and below: a coordinator's container has no use for torch, which takes seconds to import.
+        from mecefo_runtime.launch.supervisor import run_supervisor
+
+        def supervise() -> int:
+            if self._networks is not None:
+                self._networks.of_node(node).enter()
+            keep_only(network.descriptor for network in own.values())
+            # Hooks read their own variables.
+            os.environ.update(environment)
+            place = "" if snapshots is None else str(snapshots)
+            return run_supervisor(
+                replace(RankEnvironment.read(environment), host=self._host, snapshots=place),
+                node,
+                ranks,
+                int(command["attempt"]),
+                attempts,
+                Path(command["logs"]),
+                own,
+            )
+
+        self._start(command, f"node-{node}", supervise)
+
+    def _start_snapshots(self, command: Mapping[str, Any]) -> None:
+        environment: dict[str, str] = command.get("environment", {})
+        node = int(command["node"])
+        network = None if self._networks is None else self._networks.of_node(node)
+
+        from mecefo_runtime.snapshots.process import run_snapshot_process
+        from mecefo_runtime.training.hooks import Hooks
+
+        # Kept here: ranks find one that is started again where the one before was.
+        with nullcontext() if network is None else network.entered():
+            if (key := (command["job"], node)) not in self._snapshots:
+                self._snapshots[key] = ReservedAddress(self._host if network is None else network.address)
+            listener = self._snapshots[key].listen()
+
+        def keep_snapshots() -> int:
+            if network is not None:
+                network.enter()
+            keep_only((listener.fileno(),))
+            # Hooks read their own variables.
+            os.environ.update(environment)
+            own_environment = replace(RankEnvironment.read(environment), node=node)
+            observe = partial(Hooks, own_environment.hooks, rank=None, node=node, attempt=1)
+            return run_snapshot_process(own_environment, listener, observe)
+
+        self._start(command, f"node-{node}-snapshots", keep_snapshots)
+        # What listens ends with its process.
+        listener.close()
+
+    def _start_coordinator(self, command: Mapping[str, Any]) -> None:
+        environment: dict[str, str] = command.get("environment", {})
+        listener, checkpoint = self._listeners[command["job"]], self._coordinator_checkpoints[command["job"]]
+
+        def coordinate() -> int:
+            own_environment = RankEnvironment.read(environment)
+            begin_session(is_idle=own_environment.job.priority == "idle")
+            if self._networks is not None:
+                self._networks.coordinator.enter()
+            keep_only((listener.fileno(),))
+            sink, attempt = connect_sink(own_environment.events), int(command["attempt"])
+            emitter = Emitter(sink, "coordinator", job=command["job"], attempt=attempt)
+            return run_coordinator(own_environment.job, listener, own_environment.token, emitter, checkpoint)
+
+        self._start(command, "coordinator", coordinate)
 
     def _listen(self, port: int, own: OwnNetwork | None) -> socket.socket:
         if own is None:

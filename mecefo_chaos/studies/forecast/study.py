@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf, isfinite
 from typing import Any
@@ -149,11 +149,71 @@ def _finite(value: float) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Changed:
+class _Inputs:
+    """What is known of the job, and what a sensitivity changes one by one."""
+
     job: JobModel
     failures: Failures
     recovery: Recovery
     worth: SampleWorth
+
+
+@dataclass(frozen=True, slots=True)
+class _Simulator:
+    """Forecasts for one question, all with the same failures; what a strategy's layouts yield is computed once."""
+
+    question: Question
+    hours: float
+    seed: int
+    rates: Mapping[Policy, Rates]
+
+    def forecast(self, policy: Policy, inputs: _Inputs, num_replications: int) -> Forecast:
+        """What `policy` yields with these inputs."""
+        return forecast(
+            inputs.job,
+            policy,
+            inputs.failures,
+            self.question.recovery_of(policy, inputs.recovery),
+            hours=self.hours,
+            seed=self.seed,
+            num_replications=num_replications,
+            rates=self.rates[policy] if inputs.job is self.question.job else None,
+        )
+
+    def answer(self, policy: Policy, inputs: _Inputs, num_replications: int) -> Answer:
+        """The forecast of `policy`, with its best checkpoint interval where one is sought."""
+        recovery = inputs.recovery
+        if not self.question.wants_best_interval or recovery.checkpoint is None:
+            return Answer(self.forecast(policy, inputs, num_replications))
+        best = best_checkpoint_interval(
+            inputs.job,
+            policy,
+            inputs.failures,
+            self.question.recovery_of(policy, recovery),
+            hours=self.hours,
+            seed=self.seed,
+            rates=self.rates[policy],
+        )
+        with_best = replace(inputs, recovery=_with_interval(recovery, best.seconds))
+        return Answer(self.forecast(policy, with_best, num_replications), best.seconds, best.tried)
+
+    def sensitivity(self, name: str, factor: float, inputs: _Inputs, best_two: Sequence[Forecast]) -> Sensitivity:
+        """What the changed `inputs` make of the best strategy's time to loss.
+
+        The first replication represents all: the same failures before and after.
+        """
+        times: dict[Policy, float] = {}
+        for before in best_two:
+            recovery = _with_interval(inputs.recovery, before.checkpoint_interval_seconds)
+            after = self.forecast(before.policy, replace(inputs, recovery=recovery), 1)
+            # Against the job as it is, without failures: a slower device takes longer to any loss.
+            slower = after.free_step_seconds / before.free_step_seconds
+            times[before.policy] = after.outcome_time_to_loss(0, inputs.worth) * slower
+        best = best_two[0]
+        time_before = best.outcome_time_to_loss(0, self.question.file.worth)
+        time_after = times[best.policy]
+        change = time_after / time_before - 1 if isfinite(time_after) and isfinite(time_before) else inf
+        return Sensitivity(name, factor, time_after, change, min(times, key=times.__getitem__))
 
 
 def study(
@@ -170,64 +230,23 @@ def study(
     Raises:
         ValueError: there is nothing to simulate.
     """
-    job, failures, recovery = question.job, question.failures, question.recovery
     hours = hours or _hours(question)
-    rates = {policy: rates_of(job, policy) for policy in question.policies}
-
-    def ask(policy: Policy, changed: _Changed, found_rates: Rates | None, number: int) -> Forecast:
-        return forecast(
-            changed.job,
-            policy,
-            changed.failures,
-            question.recovery_of(policy, changed.recovery),
-            hours=hours,
-            seed=seed,
-            num_replications=number,
-            rates=found_rates,
-        )
-
-    now = _Changed(job, failures, recovery, question.file.worth)
-    answers: list[Answer] = []
-    changes = list(_changes(now)) if with_sensitivities else []
+    rates = {policy: rates_of(question.job, policy) for policy in question.policies}
+    simulator = _Simulator(question, hours, seed, rates)
+    inputs = _Inputs(question.job, question.failures, question.recovery, question.file.worth)
+    changes = list(_changes(inputs)) if with_sensitivities else []
     num_parts = len(question.policies) + len(changes)
+    answers: list[Answer] = []
     for number, policy in enumerate(question.policies):
         progress(f"{policy}", number, num_parts)
-        with_interval, best = recovery, None
-        if question.wants_best_interval and recovery.checkpoint is not None:
-            best = best_checkpoint_interval(
-                job,
-                policy,
-                failures,
-                question.recovery_of(policy, recovery),
-                hours=hours,
-                seed=seed,
-                rates=rates[policy],
-            )
-            with_interval = replace(recovery, checkpoint=replace(recovery.checkpoint, interval_seconds=best.seconds))
-        found = ask(policy, replace(now, recovery=with_interval), rates[policy], num_replications)
-        answers.append(Answer(found, best.seconds if best else None, best.tried if best else ()))
-    answers.sort(key=lambda answer: answer.forecast.time_to_loss_ratio(now.worth).median)
+        answers.append(simulator.answer(policy, inputs, num_replications))
+    answers.sort(key=lambda answer: answer.forecast.time_to_loss_ratio(inputs.worth).median)
+    best_two = [answer.forecast for answer in answers[:2]]
     sensitivities: list[Sensitivity] = []
-    if changes:
-        best_two = [answer.forecast for answer in answers[:2]]
-        # The first replication stands for all: the same failures before and after.
-        base = best_two[0].outcome_time_to_loss(0, now.worth)
-        for number, (name, factor, changed) in enumerate(changes, start=len(question.policies)):
-            progress(f"{name} x {factor:g}", number, num_parts)
-            times: dict[Policy, float] = {}
-            for told in best_two:
-                with_told = replace(
-                    changed, recovery=_with_interval(changed.recovery, told.checkpoint_interval_seconds)
-                )
-                kept = rates[told.policy] if changed.job is job else None
-                found = ask(told.policy, with_told, kept, 1)
-                # Against the job as it is, without failures: a slower device takes longer to any loss.
-                slower = found.free_step_seconds / told.free_step_seconds
-                times[told.policy] = found.outcome_time_to_loss(0, changed.worth) * slower
-            after = times[best_two[0].policy]
-            change = after / base - 1 if isfinite(after) and isfinite(base) else inf
-            sensitivities.append(Sensitivity(name, factor, after, change, min(times, key=times.__getitem__)))
-        sensitivities.sort(key=lambda one: -abs(one.change_ratio))
+    for number, (name, factor, changed) in enumerate(changes, start=len(question.policies)):
+        progress(f"{name} x {factor:g}", number, num_parts)
+        sensitivities.append(simulator.sensitivity(name, factor, changed, best_two))
+    sensitivities.sort(key=lambda one: -abs(one.change_ratio))
     return Study(question, hours, seed, num_replications, tuple(answers), tuple(sensitivities))
 
 
@@ -247,7 +266,7 @@ def _with_interval(recovery: Recovery, interval_seconds: float | None) -> Recove
     return replace(recovery, checkpoint=replace(recovery.checkpoint, interval_seconds=interval_seconds))
 
 
-def _changes(now: _Changed) -> Iterator[tuple[str, float, _Changed]]:
+def _changes(now: _Inputs) -> Iterator[tuple[str, float, _Inputs]]:
     """Each input by itself, halved and doubled: (its name, factor, what becomes of the question)."""
     job, failures, recovery, worth = now.job, now.failures, now.recovery, now.worth
     for factor in (0.5, 2.0):
