@@ -26,6 +26,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from datetime import datetime
 from enum import Enum
@@ -342,19 +343,18 @@ def _union(kinds: tuple[Any, ...], lenient: bool) -> Reader:
         return lambda raw: None if raw is None else only(raw)
     # A lenient reader takes more than its own type: a value that is exactly of one of the types is read as that.
     exact = {kind: _reader(kind, False) for kind in kinds if lenient and kind in (bool, int, float, str)}
+    *first, last = readers
 
     def read(raw: object) -> object:
         if raw is None and is_optional:
             return None
         if exact and (own := exact.get(type(raw))) is not None:
             return own(raw)
-        error: JsonTypeError | None = None
-        for reader_of_kind in readers:
-            try:
+        # An error that this frame kept would keep all frames above it, and what they hold, until garbage is collected.
+        for reader_of_kind in first:
+            with suppress(JsonTypeError):
                 return reader_of_kind(raw)
-            except JsonTypeError as refused:
-                error = refused
-        raise error or JsonTypeError("no value is possible")
+        return last(raw)
 
     return read
 

@@ -108,6 +108,7 @@ class TestAnotherLauncher:
         assert run.summary["badput_seconds"]["unplanned"] > 0
         assert incident["badput_seconds"]["unplanned"] == 0
 
+    @pytest.mark.nightly
     def test_a_baseline_that_somebody_else_disturbs_is_compared_with_nothing(self, tmp_path):
         checkpoint = tmp_path / "checkpoint"
         command = again_and_again(sys.executable, TRAINING, "200", str(checkpoint))

@@ -65,6 +65,7 @@ def test_a_job_that_resumes_without_its_optimizer_is_counted_on_and_its_kept_los
     assert losses[8] == losses[9] and [step for step, _ in losses] == [*range(1, 10), 9, 10]
 
 
+@pytest.mark.nightly
 def test_without_a_reset_the_fault_free_baseline_has_nothing_left_to_do_and_that_is_said(tmp_path):
     run = run_chaos(tmp_path, "none", "--baseline-run", command=training(tmp_path, 5))
     assert run.summary["baseline_loss"] is None

@@ -86,7 +86,9 @@ def read_results(folder: Path) -> Results:
 def shipped_results() -> Results:
     """Those that were measured when this version was made, and came with it."""
     text = files(__package__).joinpath(SHIPPED_FILE).read_text(encoding="utf-8")
-    return paired(from_json(Result, {"format": FORMAT, **one, "is_shipped": True}) for one in json.loads(text)["results"])
+    return paired(
+        from_json(Result, {"format": FORMAT, **one, "is_shipped": True}) for one in json.loads(text)["results"]
+    )
 
 
 def merged(own: Results, shipped: Results) -> Results:
