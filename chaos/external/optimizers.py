@@ -43,8 +43,10 @@ class Optimizers:
 
     def add(self, optimizer: Optimizer) -> None:
         """The script made one, or steps one that is not known yet."""
-        if id(optimizer) not in self._made:
-            self._made[id(optimizer)] = weakref.ref(optimizer)
+        key = id(optimizer)
+        if key not in self._made:
+            # A later optimizer may have the same id.
+            self._made[key] = weakref.ref(optimizer, lambda _: self._forget(key))
 
     def passed(self) -> None:
         """A forward or backward pass has begun."""
@@ -100,8 +102,7 @@ class Optimizers:
         is_first = not self._stepped
         self._stepped_at[key] = self._num_passes
         self._is_count_due = False
-        if key not in self._stepped:
-            self._stepped[key] = weakref.ref(optimizer, lambda _: self._forget(key))
+        self._stepped.setdefault(key, self._made[key])
         return [id(other) for other in _living(self._made) if _is_apart(other, optimizer)] if is_first else ()
 
     def made(self) -> list[Optimizer]:
@@ -166,10 +167,14 @@ class Optimizers:
         return found or _living(self._made)
 
     def _forget(self, key: int) -> None:
-        is_first = next(iter(self._stepped), None) == key
-        self._forgotten(key, is_first)
-        self._stepped.pop(key, None)
+        if key in self._stepped:
+            self._forgotten(key, next(iter(self._stepped)) == key)
+            del self._stepped[key]
+        self._nesting.forget(key)
         self._stepped_at.pop(key, None)
+        self._num_skipped.pop(key, None)
+        self._skipped.discard(key)
+        self._made.pop(key, None)
 
 
 def parameters_of(optimizers: list[Optimizer]) -> Iterator[torch.Tensor]:
@@ -188,7 +193,8 @@ def steps_of(optimizer: Optimizer) -> int:
 
 
 def _living(optimizers: Mapping[int, weakref.ref[Optimizer]]) -> list[Optimizer]:
-    return [optimizer for found in optimizers.values() if (optimizer := found()) is not None]
+    # The garbage collector may take one away meanwhile.
+    return [optimizer for found in list(optimizers.values()) if (optimizer := found()) is not None]
 
 
 def _is_apart(one: Optimizer, other: Optimizer) -> bool:

@@ -90,9 +90,8 @@ class Nesting:
 
     def enter(self, optimizer: Hashable) -> bool:
         """It begins to step; returns whether no other one does."""
-        if optimizer in self._stack:
-            # It broke off the last time.
-            del self._stack[self._stack.index(optimizer) :]
+        # It broke off the last time.
+        self.forget(optimizer)
         self._stack.append(optimizer)
         return len(self._stack) == 1
 
@@ -100,5 +99,10 @@ class Nesting:
         """It has stepped; returns whether it was the outermost one."""
         if optimizer not in self._stack:
             return False
-        del self._stack[self._stack.index(optimizer) :]
+        self.forget(optimizer)
         return not self._stack
+
+    def forget(self, optimizer: Hashable) -> None:
+        """It no longer steps: neither do those that it wraps."""
+        if optimizer in self._stack:
+            del self._stack[self._stack.index(optimizer) :]

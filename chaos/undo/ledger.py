@@ -124,6 +124,9 @@ class Ledger:
         self._place = Place.here()
         self._folders = tuple(dict.fromkeys(one.resolve() for one in (path.parent, *folders)))
         self._on_folders = on_folders
+        # What the first so many bytes, all whole lines, say.
+        self._entries: dict[int, Entry] = {}
+        self._read_bytes = 0
         made = 0 if must_exist else os.O_CREAT
         try:
             self._file = os.fdopen(_open(path, made), "r+b", buffering=0)
@@ -194,7 +197,7 @@ class Ledger:
         """
         timeout_seconds = LAPSE_LOCK_TIMEOUT_SECONDS if lapse else LOCK_TIMEOUT_SECONDS
         with self._locked(timeout_seconds, is_needed=not lapse):
-            known = self.read().of(incident)
+            known = self._newest(incident)
             if known is not None and known.state == "struck":
                 return {"undone": "already", "by": known.by}
             try:
@@ -207,11 +210,37 @@ class Ledger:
                 raise HealError(f"the undo of {fault} broke down: {error!r}") from error
             if not lapse:
                 self._write(incident, fault, "struck", {})
-            elif known is not None and self.read().of(incident) == known:
+            elif known is not None and self._newest(incident) == known:
                 self._write(incident, fault, "lapsed", {})
         if known is not None and known.state == "lapsed":
             return {**evidence, "by": "watchdog", "again_by": self._by}
         return {**evidence, "by": self._by}
+
+    def _newest(self, incident: int) -> Entry | None:
+        """The newest state of one incident. Only what was appended since the last call is read."""
+        descriptor = self._file.fileno()
+        unfinished = None
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return None
+            if self._read_bytes and os.pread(descriptor, 1, self._read_bytes - 1) != b"\n":
+                # Somebody has cut it off, or written it anew.
+                self._entries, self._read_bytes = {}, 0
+            with os.fdopen(os.dup(descriptor), "rb") as file:
+                file.seek(self._read_bytes)
+                for line in bounded_lines(file):
+                    entry = None if line is None else _parse(line)
+                    if line is None or not line.endswith(b"\n"):
+                        # It may still be continued, or taken away: it is read again.
+                        unfinished = entry
+                        continue
+                    self._read_bytes = file.tell()
+                    if entry is not None:
+                        self._entries[entry.incident] = _continue(self._entries.get(entry.incident), entry)
+        except OSError:
+            return None
+        known = self._entries.get(incident)
+        return _continue(known, unfinished) if unfinished is not None and unfinished.incident == incident else known
 
     @contextmanager
     def _locked(self, timeout_seconds: float = LOCK_TIMEOUT_SECONDS, *, is_needed: bool = True) -> Iterator[None]:

@@ -87,7 +87,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check("one_generation", "no process of an earlier attempt trains or saves beside a later one", _COMMAND, ("fail",)),
     Check("gates", "the gates above, and those that were asked for", _ALL, ("fail", "inconclusive")),
-    Check("abort", "no gate with abort_on_fail ended the run", _ALL, ("fail", "inconclusive")),
+    Check("abort", "no gate ended the run before the job was over", _ALL, ("fail", "inconclusive")),
     Check(
         "verified_and_recovered",
         "every fault fires, its effect is verified, and the job commits a step that began after it",

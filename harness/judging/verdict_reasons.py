@@ -211,7 +211,7 @@ def _ended_by_passing_gate(gate: str, step: int | None = None) -> str:
 
 def _by_gate(gate: str, step: int | None) -> str:
     after = f" after step {step}" if step else ""
-    return f"the run was ended{after} by gate '{gate}' (abort_on_fail)"
+    return f"the run was ended{after} by gate '{gate}'"
 
 
 # ---- incidents ----
@@ -347,11 +347,11 @@ VERDICT = Table(
         "gate_undecided": Made(_gate_undecided, "gate '{gate}' is undecided: {why}"),
         "ended_by_gate": Made(
             _ended_by_gate,
-            "the run was ended after step {step} by gate '{gate}' (abort_on_fail): later steps were not measured",
+            "the run was ended after step {step} by gate '{gate}': later steps were not measured",
         ),
         "ended_by_passing_gate": Made(
             _ended_by_passing_gate,
-            "the run was ended after step {step} by gate '{gate}' (abort_on_fail), which did not fail in the end",
+            "the run was ended after step {step} by gate '{gate}', which did not fail in the end",
         ),
         # verified_and_recovered
         "no_fault_planned": "no fault was planned, so none was verified",

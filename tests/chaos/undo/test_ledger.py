@@ -131,6 +131,45 @@ def test_wherever_it_is_cut_off_nothing_pending_is_forgotten(tmp_path_factory, a
     assert read_ledger(path).problems == ()
 
 
+OF_TWO_WRITERS = st.lists(
+    st.tuples(st.integers(0, 1), st.integers(0, 3), st.sampled_from(["prepare", "applied", "undo", "lapse", "cut"])),
+    max_size=15,
+)
+
+
+@given(acts=OF_TWO_WRITERS)
+def test_each_of_two_writers_knows_what_the_other_one_has_undone(tmp_path_factory, acts):
+    path = tmp_path_factory.mktemp("ledger") / "ledger.jsonl"
+    with Ledger(path) as first, Ledger(path, by="watchdog") as second:
+        for writer, incident, act in acts:
+            ledger = (first, second)[writer]
+            if act == "cut":
+                # By others: the file is not so long any more.
+                os.truncate(path, path.stat().st_size // 2)
+            elif act == "prepare":
+                ledger.prepare(incident, "f", RECORD)
+            elif act == "applied":
+                ledger.applied(incident, "f")
+            else:
+                known = read_ledger(path).of(incident)
+                evidence = ledger.undo(incident, "f", RECORD, undo_nothing, lapse=act == "lapse")
+                assert (evidence["undone"] == "already") is (known is not None and known.state == "struck")
+                assert ("again_by" in evidence) is (known is not None and known.state == "lapsed")
+
+
+def test_an_undo_reads_only_what_is_new(path, monkeypatch):
+    num_entries = 100
+    with Ledger(path) as ledger:
+        for incident in range(num_entries):
+            ledger.prepare(incident, "f", RECORD)
+        lines = []
+        loads = chaos.undo.ledger.loads
+        monkeypatch.setattr(chaos.undo.ledger, "loads", lambda line: lines.append(line) or loads(line))
+        for incident in range(num_entries):
+            undo(ledger, incident, "f")
+    assert len(lines) < 2 * num_entries
+
+
 def undo_nothing(record):
     return {"undone": "nothing"}
 

@@ -354,7 +354,12 @@ def test_a_run_ended_by_a_gate_fails_with_that_gate_named_and_the_rest_open():
     gates = {gate["expression"]: gate for gate in summary["gates"]}
     assert (gates["recovery < 1ms"]["passed"], gates["recovery < 1ms"]["value"]) == (False, 7.0)
     assert summary["reasons"][0].startswith("gate 'recovery < 1ms' failed: recovery_seconds of incident 0 is already 7")
-    assert summary["reasons"][1].startswith("the run was ended after step 21 by gate 'recovery < 1ms' (abort_on_fail)")
+    ended = {"code": "ended_by_gate", "verdict": "fail", "gate": "recovery < 1ms", "step": 21}
+    assert summary["reason_codes"][1] == ended
+    # Which option or key made the gate one that ends the run is not known here.
+    assert summary["reasons"][1] == (
+        "the run was ended after step 21 by gate 'recovery < 1ms': later steps were not measured"
+    )
     for name in ("goodput > 1%", "step_seconds max < 10"):
         assert gates[name]["passed"] is None
         assert "the run was ended by a gate before" in gates[name]["reason"]

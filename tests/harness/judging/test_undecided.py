@@ -73,7 +73,17 @@ class Log:
 
 
 TERM = {"is_loss": True, "asks_to_leave": True}
-LEFT = "the job left in order after step 25, checkpoint of step 25, restart not tried"
+
+
+def undecided(summary, incident=0):
+    """Why it is unknown whether the job recovered from the incident."""
+    reasons = [one for one in summary["reason_codes"] if one["code"] == "recovery_undecided"]
+    (why,) = (one["why"] for one in reasons if one["incident"] == incident)
+    return why
+
+
+def codes_of(summary):
+    return [reason["code"] for reason in summary["reason_codes"]]
 
 
 def told_to_leave(*, save=True, codes=(0, 0), more_steps=0, again=False, outcome="failed", steps=None, **fields):
@@ -94,8 +104,8 @@ def told_to_leave(*, save=True, codes=(0, 0), more_steps=0, again=False, outcome
 def test_a_job_that_leaves_in_order_is_not_said_to_have_died():
     summary = told_to_leave()
     assert (summary["verdict"], summary["exit_code"]) == ("inconclusive", 5)
-    assert summary["reasons"][0] == f"incident 0 (kill-process on role=launcher): {LEFT}"
-    assert not any("survive" in reason for reason in summary["reasons"])
+    assert undecided(summary) == {"code": "left_in_order", "step": 25, "saved_step": 25}
+    assert "job_died" not in codes_of(summary)
     assert summary["incidents"][0]["recovered"] is None and summary["unrecovered_incidents"] == 0
 
 
@@ -104,7 +114,7 @@ def test_steps_on_the_way_out_are_no_recovery(outcome):
     """All ranks agree on the end of a step, which may be a later one."""
     summary = told_to_leave(more_steps=2, outcome=outcome)
     assert summary["exit_code"] == 5
-    assert LEFT.replace("25", "27") in summary["reasons"][0]
+    assert undecided(summary) == {"code": "left_in_order", "step": 27, "saved_step": 27}
     assert summary["incidents"][0]["recovery_seconds"] is None
 
 
@@ -122,15 +132,14 @@ def test_a_job_that_is_started_again_has_recovered():
 def test_whoever_does_not_leave_in_order_has_not_survived(knobs):
     summary = told_to_leave(**knobs)
     assert summary["verdict"] == "fail"
-    assert any(reason.startswith("the job did not survive") for reason in summary["reasons"])
+    assert "job_died" in codes_of(summary)
 
 
 def test_a_job_that_came_to_its_end_did_not_leave():
     summary = told_to_leave(more_steps=1, outcome="completed", steps=26)
     assert summary["incidents"][0]["undecided"] is None
-    assert summary["reasons"] == [
-        "incident 0 (kill-process on role=launcher): no step was left, so the recovery is unknown"
-    ]
+    (reason,) = summary["reason_codes"]
+    assert (reason["code"], reason["incident"], reason["completed"]) == ("ended_too_early", 0, True)
 
 
 @pytest.mark.parametrize(("pid", "is_named"), [(5, True), (6, False)], ids=["the command itself", "another"])
@@ -140,9 +149,10 @@ def test_a_command_that_ends_with_its_launcher_says_that_nothing_started_it_agai
     log.attempt(1, 1, 24)
     log.inject(is_loss=True, ranks=[0, 1], processes=[{"role": "launcher", "pid": pid}])
     log.tell("job_failed", reason="the command was killed by SIGKILL", exit=-9)
-    (reason, *_) = [one for one in summarized(log.end("failed"))["reasons"] if "survive" in one]
-    words = "the command was killed by SIGKILL: kill-node on node=0 ended the command's own process, and nothing"
-    assert (words in reason) is is_named
+    (died,) = (one for one in summarized(log.end("failed"))["reason_codes"] if one["code"] == "job_died")
+    assert ("launcher_ended_by" in died) is is_named
+    if is_named:
+        assert died["launcher_ended_by"] == {"incident": 0, "fault": "kill-node", "target": "node=0"}
 
 
 # ---- damage that is read by nobody ----
@@ -172,13 +182,10 @@ def damaged(*, kill=True, again=True, save=None, undo=False, outcome="completed"
     return summarized(log.end(outcome))
 
 
-UNREAD = "nothing can have read the damaged checkpoint"
-
-
 def test_damage_that_nobody_can_have_read_is_inconclusive():
     summary = damaged(kill=False)
     assert summary["exit_code"] == 5
-    assert summary["reasons"][0].endswith(f": {UNREAD}: no restart came after it")
+    assert undecided(summary) == {"code": "never_read", "what": "checkpoint"}
     (incident,) = summary["incidents"]
     assert (incident["verified"], incident["recovered"], incident["recovery_seconds"]) == (True, None, None)
     assert summary["unrecovered_incidents"] == 0
@@ -193,16 +200,16 @@ def test_damage_that_a_restart_read_is_one_story_with_it():
 
 
 @pytest.mark.parametrize(
-    ("knobs", "words"),
+    ("knobs", "why"),
     [
-        ({"undo": True}, "it was put back before the restart (--for says when)"),
-        ({"save": 30}, "a newer checkpoint, of step 30, was saved before the restart"),
+        ({"undo": True}, {"code": "put_back", "what": "checkpoint"}),
+        ({"save": 30}, {"code": "newer_saved", "what": "checkpoint", "saved_step": 30}),
     ],
 )
-def test_damage_that_the_restart_did_not_meet(knobs, words):
+def test_damage_that_the_restart_did_not_meet(knobs, why):
     summary = damaged(**knobs)
     assert summary["exit_code"] == 5
-    assert summary["reasons"][0].endswith(f": {UNREAD}: {words}")
+    assert undecided(summary) == why
     assert summary["incidents"][1]["recovered"] is True
 
 
@@ -275,7 +282,9 @@ def test_a_job_of_ours_says_what_it_read(told, is_read):
     summary = own(*told)
     damage = summary["incidents"][0]
     assert damage["recovered"] is (True if is_read else None)
-    assert any(UNREAD in reason for reason in summary["reasons"]) is not is_read
+    assert ("recovery_undecided" in codes_of(summary)) is not is_read
+    if not is_read:
+        assert undecided(summary)["what"] == "checkpoint"
 
 
 def test_an_effect_that_came_later_is_what_the_job_recovers_from():
