@@ -88,14 +88,13 @@ def all_of(problems: Sequence[UsageError]) -> UsageError:
     return UsageError(f"{len(ordered)} mistakes:", path=ordered[0].path, problems=ordered)
 
 
-class InjectionError(ChaosError):
-    """The fault did not take effect. `why` is the reason, a code with fields, and the message its sentence.
+class ReasonedError(ChaosError):
+    """An error with a reason: `why` is a code with fields, and the message its sentence.
 
     One that is raised with a text has the `code` that is given with it, or that of its class.
     """
 
-    exit_code = 5
-    CODE: ClassVar[str] = "refused"
+    CODE: ClassVar[str]
 
     def __init__(self, why: Reason | str = "", *, code: str | None = None) -> None:
         self.why = why if isinstance(why, Reason) else Reason(code or self.CODE, **{SENTENCE: why})
@@ -105,6 +104,13 @@ class InjectionError(ChaosError):
     def code(self) -> str:
         """Of its reason."""
         return self.why.code
+
+
+class InjectionError(ReasonedError):
+    """The fault did not take effect."""
+
+    exit_code = 5
+    CODE = "refused"
 
     def because(self, cause: str, sign: str = ": ") -> Self:
         """The same, with what explains it after the sentence."""
@@ -129,16 +135,22 @@ class EffectNotSeen(InjectionError):
     CODE = "effect_not_seen"
 
 
-class HealError(ChaosError):
+class HealError(ReasonedError):
     """Something that was changed could not be changed back."""
 
     exit_code = 6
+    CODE = "undo_failed"
 
 
 class EnvironmentFailure(ChaosError):
     """The machine lacks or refuses what the run needs."""
 
     exit_code = 3
+
+
+def reason_of_error(error: ChaosError) -> Reason:
+    """The reason that an error stands for."""
+    return error.why if isinstance(error, ReasonedError) else Reason("environment", sentence=str(error))
 
 
 def setting(key: str, value: object = None) -> str:

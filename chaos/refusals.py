@@ -1,4 +1,4 @@
-"""Why an incident did not fire, was refused or could not be verified: each code, and its sentence.
+"""Why an incident did not fire, was refused, not verified or not undone: each code, and its sentence.
 
 A new reason is a line of a table here, and the place that raises it: `EffectNotSeen(Reason("bits_unchanged", ...))`, of
 `chaos.errors`. A fault of another package may raise one with its own text.
@@ -179,6 +179,76 @@ def _not_stopped(seconds: float, processes: Sequence[str]) -> str:
     return f"not stopped {seconds:g} s after SIGSTOP: {', '.join(processes)}"
 
 
+# ---- not undone ----
+
+
+def _still_stopped(pids: Sequence[int]) -> str:
+    return f"still stopped after SIGCONT: pid {', '.join(map(str, pids))}; try `kill -CONT` yourself"
+
+
+def _rules_still_there(comment: str, place: str, rules: Sequence[str]) -> str:
+    return f"{len(rules)} rules {comment} at {place} are still there: {'; '.join(rules)}"
+
+
+def _links_not_restored(rules: int, left: Sequence[Reason]) -> str:
+    return f"{len(left)} of {rules} rules are still there: {'; '.join(map(refusal_text, left))}"
+
+
+NOT_UNDONE = Table(
+    {
+        # the record or the ledger is refused, and nothing was touched
+        "ledger_not_believed": "{because}: {advice}",
+        "belongs_elsewhere": "{what} belongs to {owner}: run `chaos heal` there",
+        "registry_entry_unreadable": "{path} should name a running run, and cannot be read: look at it, then remove it",
+        "earlier_run_unclean": "an earlier run left something behind: {folder}: {left}. Undo it with `chaos heal`",
+        "undo_not_installed": "no fault {fault!r} is installed that could undo it",
+        "entry_of_another_run": "the entry is of another run ({run}): left alone",
+        "record_not_understood": "the undo record cannot be understood: {error}",
+        "not_a_whole_path": "{path!r} is no whole path: left alone",
+        "not_a_file_name": "{name!r} is no name of a file: left alone",
+        "link_in_path": "{path} is reached through a link ({name}): left alone",
+        "link_leads_out": "{path} is reached through a link that leads to {leads_to}: left alone",
+        "not_in_folders_of_job": ("{path} is in none of the folders that the run registered as its job's: left alone"),
+        "not_a_regular_file": "{path} is no regular file: left alone",
+        "not_our_fifo": "{path} is no FIFO of ours: left alone",
+        "not_our_ballast": "{path} is not called as what fills a disk: left alone",
+        "not_our_disk": "{name!r} is no name of a disk of ours: left alone",
+        "other_disk_mounted": "what is mounted on {path} is no disk called {name}: left alone",
+        "not_moved_there": "{path} is no place to which {folder} was moved aside: left alone",
+        "not_our_group": "{group} is no control group that a limit was made with: left alone",
+        "limit_without_group": "the record of a limit by {by} names no control group",
+        "limit_before_unknown": "the record of a limit by {by} does not say what it was before",
+        "container_of_another_run": "container {container} is none of run {run}: left alone",
+        "not_our_rules": "{comment!r} is no comment of rules of ours: left alone",
+        "rules_without_place": "the record of rules {comment} names neither a container nor a process",
+        "rule_kind_unknown": "nothing here removes rules of sort {how!r}: {record}",
+        # something is still there
+        "still_hangs": "pid {pid} still hangs: no Python thread of it ran for {seconds:g} s",
+        "still_stopped": Made(_still_stopped, "still stopped after SIGCONT: pid {pids}; try `kill -CONT` yourself"),
+        "effect_not_ended": "rank {rank} did not end its effect within {seconds:g} s",
+        "folder_not_put_back": "cannot put {kept} back as {folder}: {error}",
+        "place_is_taken": "{folder} is something else now: the checkpoint that was there is {kept}",
+        "file_not_put_back": "cannot put {path} back from {kept}: {error}",
+        "copy_not_whole": "{path} is damaged, and its copy {kept} is not there or not whole",
+        "disk_not_freed": "cannot free the disk of {folder}: {error} ({path})",
+        "disk_still_full": "the disk of {folder} is still full, though nothing of ours is on it any more",
+        "snapshot_begun_meanwhile": "node {node} began a snapshot while bits were flipped back: it may be damaged",
+        "bits_still_flipped": "the bits in the memory of node {node} are still flipped",
+        "group_not_removed": "the control group {group} cannot be removed: {error}",
+        "rules_not_removed": "the rules {comment} at {place} cannot be removed: {error}",
+        "rules_still_there": Made(_rules_still_there, "rules {comment} at {place} are still there: {rules}"),
+        "links_not_restored": Made(_links_not_restored, "of {rules} rules are still there: {left}"),
+        "engine_not_cleaned": "what the run has in the Docker engine cannot be removed: {error}",
+        "left_in_engine": "still in the Docker engine after {seconds:g} s: {left}",
+        "container_state_unknown": "nobody knows whether container {container} runs: {error}",
+        # the undo itself did not work
+        "undo_broke_down": "the undo of {fault} broke down: {error}",
+        "end_broke_down": "the end of {fault} broke down: {error}",
+        "order_not_returned": "an order for {fault} has not returned",
+    }
+)
+"""Why something that was changed could not be changed back, or may not be."""
+
 REFUSALS = Table(
     {
         "never_fired": Made(_never_fired, "never fired: {why}"),
@@ -337,4 +407,5 @@ REFUSALS = Table(
     },
     NOT_FIRED,
     _NO_PLACE,
+    NOT_UNDONE,
 )

@@ -26,7 +26,8 @@ TABLES: Mapping[str, tuple[str, Table]] = {
     "Incidents": (
         "`incidents[].why`, with the sentence `incidents[].unverified_reason`; `why` of the events `unverified`, "
         "`not_due` and `undo_failed`. An error that a fault of your own raises with a text alone has "
-        "the code `refused`, `target_not_found`, `not_ours` or `effect_not_seen`; the text is its field `sentence`.",
+        "the code `refused`, `target_not_found`, `not_ours`, `effect_not_seen` or `undo_failed`; the text is its field "
+        "`sentence`. `failed[].why` of `chaos heal --json`.",
         REFUSALS,
     ),
     "Facts within others": (

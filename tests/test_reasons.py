@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos.errors import EffectNotSeen, InjectionError, NotOurs, TargetNotFound
+from chaos.errors import EffectNotSeen, HealError, InjectionError, NotOurs, TargetNotFound
+from chaos.refusals import NOT_UNDONE
 from manual.reasons import TABLES, WORDS, page
 from mecefo_runtime.system.json_values import to_json
 from mecefo_runtime.system.reason import Made, Reason, Table
@@ -156,6 +157,27 @@ def test_every_code_that_is_given_has_a_line_in_a_table():
     assert sorted((path, code) for path, code in given if code not in codes() | WITHOUT_A_TABLE) == []
 
 
+def test_each_failed_undo_has_a_code_and_its_fields():
+    raised = [
+        (f"{path}:{node.lineno}", node.args[0])
+        for path, module in sources()
+        for node in ast.walk(module)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "HealError" and node.args
+    ]
+    assert len(raised) > 30, "the calls were not found"
+    wrong = []
+    for place, why in raised:
+        if isinstance(why, ast.Attribute) and why.attr == "why":
+            continue
+        is_reason = isinstance(why, ast.Call) and isinstance(why.func, ast.Name) and why.func.id == "Reason"
+        code = why.args[0] if is_reason else None
+        if not isinstance(code, ast.Constant) or code.value not in NOT_UNDONE:
+            wrong.append(f"{place}: no code")
+        elif {*NOT_UNDONE.fields_of(str(code.value))} - {word.arg for word in why.keywords}:
+            wrong.append(f"{place}: {code.value} has the fields {NOT_UNDONE.fields_of(str(code.value))}")
+    assert wrong == []
+
+
 def test_every_line_of_a_table_is_of_a_code_that_is_given():
     written = Counter(
         node.value
@@ -243,3 +265,6 @@ def test_an_error_of_a_fault_has_its_reason_or_a_text_with_the_code_of_its_class
     assert isinstance(more, EffectNotSeen)
     assert TargetNotFound("no such disk").why == Reason("target_not_found", sentence="no such disk")
     assert InjectionError("no", code="own").code == "own"
+    still = HealError(Reason("still_stopped", pids=[7, 8]))
+    assert str(still) == "still stopped after SIGCONT: pid 7, 8; try `kill -CONT` yourself"
+    assert HealError("it is still there").why == Reason("undo_failed", sentence="it is still there")

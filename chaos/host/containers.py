@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 from chaos.errors import EnvironmentFailure, HealError
 from chaos.host.run_processes import is_name, undone_run
+from mecefo_runtime.system.reason import Reason
 
 if TYPE_CHECKING:
     import docker
@@ -176,9 +177,9 @@ def remove(
                 _remove_part(network.remove)
         except (EnvironmentFailure, docker.errors.DockerException, requests.RequestException) as error:
             if time.monotonic() > deadline:
-                raise HealError(f"what the run has in the Docker engine cannot be removed: {error}") from error
+                raise HealError(Reason("engine_not_cleaned", error=error)) from error
         if time.monotonic() > deadline and (left := ", ".join(describe(client, run))):
-            raise HealError(f"still in the Docker engine after {timeout_seconds:g} s: {left}")
+            raise HealError(Reason("left_in_engine", seconds=timeout_seconds, left=left))
         time.sleep(_ENGINE_POLL_SECONDS)
 
 
@@ -218,12 +219,12 @@ def is_container_running(url: str, container: str) -> bool:
             found = client.containers.get(container)
             run = undone_run()
             if run and found.labels.get(LABEL) != run:
-                raise HealError(f"container {container[:12]} is none of run {run}: left alone")
+                raise HealError(Reason("container_of_another_run", container=container[:12], run=run))
             return bool(found.attrs["State"]["Running"])
     except docker.errors.NotFound:
         return False
     except (EnvironmentFailure, docker.errors.DockerException, requests.RequestException) as error:
-        raise HealError(f"nobody knows whether container {container[:12]} runs: {error}") from error
+        raise HealError(Reason("container_state_unknown", container=container[:12], error=error)) from error
 
 
 def run_in_container(url: str, container: str, command: Sequence[str], text: str = "") -> str:

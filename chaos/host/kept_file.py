@@ -21,6 +21,7 @@ from chaos.host.own_folder import PRIVATE_FILE, PRIVATE_FOLDER, opened, parent_o
 from chaos.host.undo_record import UndoRecord
 from mecefo_runtime.checkpoint.manifest import MANIFEST, FileRecord, measure
 from mecefo_runtime.system.json_values import LEFT_OUT
+from mecefo_runtime.system.reason import Reason
 
 _RESTORING = ".restoring-"
 _WHOLE = "whole, by size and CRC-32"
@@ -119,7 +120,7 @@ def put_back(file: KeptFile) -> dict[str, Any]:
         outcome = _put_back(file)
         _drop(Path(file.kept))
     except OSError as error:
-        raise HealError(f"cannot put {path} back from {file.kept}: {error.strerror}") from error
+        raise HealError(Reason("file_not_put_back", path=path, kept=file.kept, error=error.strerror)) from error
     return {"undone": outcome, "file": path}
 
 
@@ -128,7 +129,7 @@ def _drop(kept: Path) -> None:
     with suppress(FileNotFoundError), parent_of(kept) as (folder, name):
         status = status_in(folder, name)
         if status is not None and not stat.S_ISREG(status.st_mode):
-            raise HealError(f"{kept} is no regular file: left alone")
+            raise HealError(Reason("not_a_regular_file", path=kept))
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=folder)
     with suppress(OSError), parent_of(kept.parent) as (outer, name):
@@ -165,7 +166,7 @@ def _restore(file: KeptFile, folder: int, expected: FileRecord) -> None:
         except FileNotFoundError:
             source = None
         if source is None or not stat.S_ISREG(os.fstat(source).st_mode) or _measured_open(source) != expected:
-            raise HealError(f"{file.folder}/{name} is damaged, and its copy {kept} is not there or not whole")
+            raise HealError(Reason("copy_not_whole", path=f"{file.folder}/{name}", kept=kept))
         try:
             # A leftover of an undo that was cut off, or somebody's: never written into.
             with suppress(FileNotFoundError):

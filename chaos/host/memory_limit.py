@@ -21,6 +21,7 @@ from chaos.errors import EnvironmentFailure, HealError
 from chaos.host.undo_record import UndoRecord
 from mecefo_runtime.system.json_values import LEFT_OUT
 from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.reason import Reason
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _GROUP_PREFIX = "chaos-leak-"
@@ -57,14 +58,14 @@ class MemoryLimit(UndoRecord):
     def group_path(self) -> Path:
         """The group, where there is one."""
         if self.group is None:
-            raise HealError(f"the record of a limit by {self.by} names no control group")
+            raise HealError(Reason("limit_without_group", by=self.by))
         return Path(self.group)
 
     @property
     def limits_before(self) -> tuple[int, int]:
         """The resource limit before, soft and hard."""
         if self.soft is None or self.hard is None:
-            raise HealError(f"the record of a limit by {self.by} does not say what it was before")
+            raise HealError(Reason("limit_before_unknown", by=self.by))
         return self.soft, self.hard
 
 
@@ -156,7 +157,7 @@ def lift(limit: MemoryLimit) -> None:
             group.rmdir()
         except OSError as error:
             if group.exists() and time.monotonic() > deadline:
-                raise HealError(f"the control group {group} cannot be removed: {error.strerror}") from error
+                raise HealError(Reason("group_not_removed", group=group, error=error.strerror)) from error
             time.sleep(GROUP_POLL_SECONDS)
 
 
@@ -178,7 +179,7 @@ def _check_group(limit: MemoryLimit) -> None:
         and os.path.realpath(group.parent) == str(group.parent)
     )
     if not is_planned:
-        raise HealError(f"{group} is no control group that a limit was made with: left alone")
+        raise HealError(Reason("not_our_group", group=group))
 
 
 def room_bytes(process: ProcessId) -> dict[str, int]:

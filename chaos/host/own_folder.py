@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from chaos.errors import HealError
+from mecefo_runtime.system.reason import Reason
 
 # Not readable by others: what is kept of a user's files may be more open than its original.
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
@@ -49,7 +50,7 @@ def single_name(name: str) -> str:
         HealError: it is empty, a path, or one of `.` and `..`.
     """
     if name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise HealError(f"{name!r} is no name of a file: left alone")
+        raise HealError(Reason("not_a_file_name", name=name))
     return name
 
 
@@ -63,7 +64,7 @@ def status_in(folder: int, name: str) -> os.stat_result | None:
 
 def _open(path: Path) -> int:
     if not path.is_absolute() or ".." in path.parts or "\0" in str(path):
-        raise HealError(f"{str(path)!r} is no whole path: left alone")
+        raise HealError(Reason("not_a_whole_path", path=path))
     descriptor = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for part in path.parts[1:]:
@@ -82,5 +83,5 @@ def _enter(folder: int, name: str, path: Path) -> int:
         if error.errno in (errno.ENOTDIR, errno.ELOOP):
             status = status_in(folder, name)
             if status is not None and stat.S_ISLNK(status.st_mode):
-                raise HealError(f"{path} is reached through a link ({name}): left alone") from error
+                raise HealError(Reason("link_in_path", path=path, name=name)) from error
         raise

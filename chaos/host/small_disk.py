@@ -23,6 +23,7 @@ from chaos.host.run_files import KEPT_FOLDER
 from chaos.host.undo_record import UndoRecord
 from mecefo_runtime.checkpoint.folder import CheckpointFolder
 from mecefo_runtime.checkpoint.manifest import CheckpointError
+from mecefo_runtime.system.reason import Reason
 
 # mount(2), umount2(2), capabilities(7)
 _MS_NOSUID_NODEV_NOEXEC = 2 | 4 | 8
@@ -210,7 +211,7 @@ def _unmount(target: Path, name: str) -> None:
         lines = Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="utf-8").splitlines()
         number = next(int(line.split()[1]) for line in lines if line.startswith("mnt_id:"))
         if number not in {number for _, number in _mounts(name)}:
-            raise HealError(f"what is mounted on {target} is no disk called {name}: left alone")
+            raise HealError(Reason("other_disk_mounted", path=target, name=name))
         # Detached: a file that the job still has open there must not keep us from it.
         _call("umount2", target, f"/proc/self/fd/{descriptor}".encode(), _MNT_DETACH)
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 
 from chaos.errors import HealError
 from mecefo_runtime.system.json_values import JsonTypeError, from_json, to_json
+from mecefo_runtime.system.reason import Reason
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,4 +40,4 @@ class UndoRecord:
         try:
             return from_json(cls, raw)
         except JsonTypeError as error:
-            raise HealError(f"the undo record cannot be understood: {error}") from error
+            raise HealError(Reason("record_not_understood", error=error)) from error

@@ -146,7 +146,7 @@ class AgentSessions:
         try:
             return await asyncio.wait_for(asyncio.shield(running.lifted), timeout_seconds)
         except TimeoutError:
-            raise HealError(f"rank {rank} did not end its effect within {timeout_seconds:g} s") from None
+            raise HealError(Reason("effect_not_ended", rank=rank, seconds=timeout_seconds)) from None
 
     def _of(self, rank: int, handle: int) -> _Running | None:
         session = self._sessions.get(rank)

@@ -323,7 +323,7 @@ class LocalExecutor:
                 fault.undo(incident.act.undo_record)
                 if isinstance(error, ChaosError):
                     raise
-                raise HealError(f"the end of {incident.kind} broke down: {error!r}") from error
+                raise HealError(Reason("end_broke_down", fault=incident.kind, error=repr(error))) from error
             incident.state = "lifted"
         return Lifted(ended_seconds)
 
@@ -382,7 +382,7 @@ class LocalExecutor:
         except TimeoutError:
             # What does not return may still change something: the entry stays open, to be undone once more.
             fault.undo(record)
-            raise HealError(f"an order for {incident.kind} has not returned") from None
+            raise HealError(Reason("order_not_returned", fault=incident.kind)) from None
         try:
             if not incident.is_active:
                 return

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from chaos.errors import ChaosError, InjectionError
+from chaos.errors import ChaosError, InjectionError, reason_of_error
 from chaos.faults.base import Emit, Fault
 from chaos.faults.watch import Watch
 from chaos.in_process.protocol import AgentSession, At, Came, FromAgent, Hold, Holds, Place, Release, SnapshotsOf
@@ -22,7 +22,6 @@ from chaos.injection.active import ActiveRanks, Armed, Exclusive, UndoOrder, las
 from chaos.injection.agent_sessions import AgentSessions
 from chaos.injection.joint_act import Hosts, JointAct, JointApplied
 from chaos.injection.never_fired import has_passed, unfired, why_never_fired
-from chaos.injection.orders import reason_of_error
 from chaos.language.trigger import Duration
 from chaos.plan.incident import Incident
 from chaos.refusals import refusal_text

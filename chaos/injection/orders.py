@@ -17,7 +17,9 @@ from chaos.errors import (
     HealError,
     InjectionError,
     NotOurs,
+    ReasonedError,
     TargetNotFound,
+    reason_of_error,
 )
 from chaos.faults.base import OwnedProcess
 from chaos.language.target import ResolvedTarget
@@ -176,15 +178,7 @@ class Refused:
         why, kind = Reason.from_dict(self.why), _CLASSES.get(self.kind, InjectionError)
         if host and self.kind != "silent":
             why = why.with_fields(host=host, sentence=f"{host}: {self}")
-        return kind(why) if issubclass(kind, InjectionError) else kind(refusal_text(why))
-
-
-def reason_of_error(error: ChaosError) -> Reason:
-    """The reason that an error stands for."""
-    if isinstance(error, InjectionError):
-        return error.why
-    code = "undo_failed" if isinstance(error, HealError) else "environment"
-    return Reason(code, sentence=str(error))
+        return kind(why) if issubclass(kind, ReasonedError) else kind(refusal_text(why))
 
 
 @dataclass(frozen=True, slots=True)

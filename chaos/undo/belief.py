@@ -18,6 +18,7 @@ from typing import Literal
 from chaos.errors import HealError
 from chaos.undo.ledger import Contents, Entry
 from chaos.undo.run_registry import OpenRun, Place
+from mecefo_runtime.system.reason import Reason
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 # The boot time is known to a second, and the clock may be set a little.
@@ -112,7 +113,7 @@ def refuse_elsewhere(run: OpenRun, entry: Entry | None = None) -> None:
     for place in (run.place, None if entry is None else entry.place):
         if place is not None and place.is_elsewhere(here):
             what = str(run.folder) if entry is None else "the entry"
-            raise HealError(f"{what} belongs to {place.whose(here)}: run `chaos heal` there")
+            raise HealError(Reason("belongs_elsewhere", what=what, owner=place.whose(here)))
 
 
 def place_of(contents: Contents) -> Place:

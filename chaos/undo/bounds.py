@@ -11,6 +11,7 @@ from chaos.errors import HealError
 from chaos.faults.base import Fault
 from chaos.host.undo_record import UndoRecord
 from chaos.undo.ledger import paths_in
+from mecefo_runtime.system.reason import Reason
 
 # No process has been started before the host was.
 _NEVER = -1
@@ -44,7 +45,7 @@ def check_paths(paths: Sequence[str], folders: Sequence[Path] | None) -> None:
     for text in paths:
         path = Path(text)
         if not path.is_absolute() or ".." in path.parts or "\0" in text:
-            raise HealError(f"{text!r} is no whole path: left alone")
+            raise HealError(Reason("not_a_whole_path", path=text))
         if folders is None:
             continue
         is_inside = any(path.is_relative_to(folder) for folder in folders)
@@ -53,8 +54,8 @@ def check_paths(paths: Sequence[str], folders: Sequence[Path] | None) -> None:
         if all(any(place.is_relative_to(folder) for folder in folders) for place in places):
             continue
         if is_inside:
-            raise HealError(f"{path} is reached through a link that leads to {places[-1]}: left alone")
-        raise HealError(f"{path} is in none of the folders that the run registered as its job's: left alone")
+            raise HealError(Reason("link_leads_out", path=path, leads_to=places[-1]))
+        raise HealError(Reason("not_in_folders_of_job", path=path))
 
 
 def without_processes(record: Mapping[str, Any]) -> dict[str, Any]:

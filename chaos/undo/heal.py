@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from chaos.errors import ChaosError, HealError
+from chaos.errors import ChaosError, HealError, reason_of_error
 from chaos.faults import registry
 from chaos.faults.base import Fault
 from chaos.host import containers
@@ -22,6 +22,7 @@ from chaos.undo.ledger import Author, Contents, Entry, Ledger, read_ledger
 from chaos.undo.residue.base import AuditScope
 from chaos.undo.run_registry import OpenRun
 from mecefo_runtime.system.json_values import called
+from mecefo_runtime.system.reason import Reason
 
 # A watchdog that is at work is given so long before a new run is refused.
 WATCHDOG_PATIENCE_SECONDS = 15.0
@@ -32,7 +33,10 @@ Faults = Mapping[str, type[Fault[Any]]]
 
 @dataclass(slots=True)
 class Undoing:
-    """What came of undoing what is pending: `{incident, fault, evidence}` or `{incident, fault, reason}` of each."""
+    """What came of undoing what is pending.
+
+    Of each `{incident, fault, evidence}`, or `{incident, fault, reason, why}`: the sentence, and its code with fields.
+    """
 
     undone: list[dict[str, Any]] = field(default_factory=list)
     failed: list[dict[str, Any]] = field(default_factory=list)
@@ -93,7 +97,7 @@ def undo_pending(
                 undo = _undo_of(run, entry, kinds, folders)
                 evidence = opened.undo(entry.incident, entry.fault, entry.record, undo, lapse=lapse)
             except ChaosError as error:
-                found.failed.append({**name, "reason": str(error)})
+                found.failed.append({**name, "reason": str(error), "why": reason_of_error(error)})
             else:
                 found.undone.append({**name, "evidence": evidence})
     return found
@@ -107,7 +111,7 @@ def refuse_if_doubtful(run: OpenRun, contents: Contents, *, is_confirmed: bool =
     """
     found = doubt(run, contents, is_registered=is_registered(run), is_own=is_own)
     if found is not None and not (is_confirmed and found.may_be_confirmed):
-        raise HealError(str(found))
+        raise HealError(Reason("ledger_not_believed", doubt=found.code, because=found.text, advice=found.command))
 
 
 def is_registered(run: OpenRun) -> bool:
@@ -131,9 +135,9 @@ def _undo_of(
         HealError: it cannot be, or may not be.
     """
     if entry.fault not in kinds:
-        raise HealError(f"no fault {entry.fault!r} is installed that could undo it")
+        raise HealError(Reason("undo_not_installed", fault=entry.fault))
     if entry.run not in ("", run.run):
-        raise HealError(f"the entry is of another run ({entry.run}): left alone")
+        raise HealError(Reason("entry_of_another_run", run=entry.run))
     refuse_elsewhere(run, entry)
     kind = kinds[entry.fault]
     paths = changed_paths(kind, entry.record)
@@ -240,13 +244,13 @@ def refuse_if_unclean() -> None:
     for entry in run_registry.registered():
         run = entry.run
         if run is None:
-            raise HealError(f"{entry.path} should name a running run, and cannot be read: look at it, then remove it")
+            raise HealError(Reason("registry_entry_unreadable", path=entry.path))
         if run.is_elsewhere() or run.is_owned():
             continue
         while (reason := unclean(run)) and run.is_watched() and time.monotonic() < deadline:
             time.sleep(_WATCHDOG_POLL_SECONDS)
         if reason is not None:
-            raise HealError(f"an earlier run left something behind: {run.folder}: {reason}. Undo it with `chaos heal`")
+            raise HealError(Reason("earlier_run_unclean", folder=run.folder, left=reason))
         run_registry.forget(run.run, run.place.host_boot)
 
 

@@ -33,6 +33,7 @@ from chaos.user_files import bounded_lines
 from mecefo_runtime.system.host import UNKNOWN_HOST, Host
 from mecefo_runtime.system.json_values import loads
 from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.reason import Reason
 
 Author = Literal["chaos", "watchdog", "heal"]
 State = Literal["prepared", "applied", "lapsed", "struck"]
@@ -207,7 +208,7 @@ class Ledger:
                 raise
             except Exception as error:
                 # A mistake of the fault's must not hide that something was left behind.
-                raise HealError(f"the undo of {fault} broke down: {error!r}") from error
+                raise HealError(Reason("undo_broke_down", fault=fault, error=repr(error))) from error
             if not lapse:
                 self._write(incident, fault, "struck", {})
             elif known is not None and self._newest(incident) == known:

@@ -193,7 +193,7 @@ def _open(gate: Path) -> None:
 def _remove(gate: Path) -> None:
     with suppress(FileNotFoundError), parent_of(gate) as (folder, name):
         if not _is_gate(os.stat(name, dir_fd=folder, follow_symlinks=False), name):
-            raise HealError(f"{gate} is no FIFO of ours: left alone")
+            raise HealError(Reason("not_our_fifo", path=gate))
         os.unlink(name, dir_fd=folder)
 
 
@@ -210,5 +210,5 @@ def _see_alive(process: ProcessId) -> None:
     deadline = time.monotonic() + ALIVE_WITHIN_SECONDS
     while first is not None and _pulse(process) == first:
         if time.monotonic() > deadline:
-            raise HealError(f"pid {process.pid} still hangs: no Python thread of it ran for {ALIVE_WITHIN_SECONDS:g} s")
+            raise HealError(Reason("still_hangs", pid=process.pid, seconds=ALIVE_WITHIN_SECONDS))
         time.sleep(TABLE_POLL_SECONDS)

@@ -112,8 +112,7 @@ def resume(processes: tuple[ProcessId, ...], *, still_seconds: float = 0.0) -> N
         else:
             running_seconds, last_look = 0.0, None
             if now > deadline:
-                pids = ", ".join(str(process.pid) for process in stopped)
-                raise HealError(f"still stopped after SIGCONT: pid {pids}; try `kill -CONT` yourself")
+                raise HealError(Reason("still_stopped", pids=[process.pid for process in stopped]))
             for process in stopped:
                 process.signal(signal.SIGCONT)
         time.sleep(TABLE_POLL_SECONDS)

@@ -371,16 +371,16 @@ class HideCheckpoint(_CheckpointFault[NoParameters]):
         known = HiddenFolder.from_json(record)
         folder, hidden = Path(known.folder), Path(known.hidden)
         if hidden.parent != folder.parent or not hidden.name.startswith(f"{_HIDDEN}{folder.name}"):
-            raise HealError(f"{hidden} is no place to which {folder} was moved aside: left alone")
+            raise HealError(Reason("not_moved_there", path=hidden, folder=folder))
         try:
             with parent_of(folder) as (parent, name):
                 outcome = _bring_back(parent, name, hidden.name)
         except FileNotFoundError:
             outcome = "not there any more"
         except OSError as error:
-            raise HealError(f"cannot put {hidden} back as {folder}: {error.strerror}") from error
+            raise HealError(Reason("folder_not_put_back", kept=hidden, folder=folder, error=error.strerror)) from error
         if outcome is None:
-            raise HealError(f"{folder} is something else now: the checkpoint that was there is {hidden}")
+            raise HealError(Reason("place_is_taken", folder=folder, kept=hidden))
         return {"undone": outcome, "folder": str(folder)}
 
 

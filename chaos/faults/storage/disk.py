@@ -246,9 +246,9 @@ class FillDisk(Fault[FillParameters]):
         known = FullDiskRecord.from_json(record)
         ballast, disk, folder = Path(known.ballast), known.disk, known.folder
         if not ballast.name.startswith(_BALLAST):
-            raise HealError(f"{ballast} is not called as what fills a disk: left alone")
+            raise HealError(Reason("not_our_ballast", path=ballast))
         if disk is not None and not disk.name.startswith(small_disk.NAME_PREFIX):
-            raise HealError(f"{disk.name!r} is no name of a disk of ours: left alone")
+            raise HealError(Reason("not_our_disk", name=disk.name))
         returned: list[str] = []
         try:
             if disk is not None and disk.is_layer:
@@ -259,9 +259,11 @@ class FillDisk(Fault[FillParameters]):
                 returned = small_disk.take_away(disk)
             refusal = _refusal_of(folder)
         except OSError as error:
-            raise HealError(f"cannot free the disk of {folder}: {error.strerror} ({error.filename})") from error
+            raise HealError(
+                Reason("disk_not_freed", folder=folder, error=error.strerror, path=str(error.filename))
+            ) from error
         if refusal == errno.ENOSPC:
-            raise HealError(f"the disk of {folder} is still full, though nothing of ours is on it any more")
+            raise HealError(Reason("disk_still_full", folder=folder))
         return {"undone": "a write of 1 byte succeeds again", "folder": str(folder), "returned": returned}
 
     def why_unseen(self, act: Act, context: FaultContext) -> str | None:
@@ -355,7 +357,7 @@ def _remove(ballast: Path) -> None:
     with suppress(FileNotFoundError), parent_of(ballast) as (folder, name):
         status = status_in(folder, name)
         if status is not None and not stat.S_ISREG(status.st_mode):
-            raise HealError(f"{ballast} is no regular file: left alone")
+            raise HealError(Reason("not_a_regular_file", path=ballast))
         os.unlink(name, dir_fd=folder)
 
 

@@ -209,13 +209,13 @@ def _flip_back(part: FlippedPart) -> str:
                 return f"the snapshot of step {part.step} was written over since"
             _write(memory, part.bits, is_flipped=False)
             if not _stands(memory, part):
-                raise HealError(f"node {part.node} began a snapshot while bits were flipped back: it may be damaged")
+                raise HealError(Reason("snapshot_begun_meanwhile", node=part.node))
             if not _are(memory, part.bits, is_flipped=False):
-                raise HealError(f"the bits in the memory of node {part.node} are still flipped")
+                raise HealError(Reason("bits_still_flipped", node=part.node))
     except TargetNotFound:
         return "ended with its memory"
     except InjectionError as error:
-        raise HealError(str(error)) from error
+        raise HealError(error.why) from error
     return f"flipped back: the snapshot of step {part.step} was still there"
 
 

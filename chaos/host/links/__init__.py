@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, cast
 
 from chaos.errors import HealError
+from mecefo_runtime.system.reason import Reason
 
 
 class RuleKind(Protocol):
@@ -58,15 +59,15 @@ def remove_rules(records: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
         chaos.errors.HealError: some are still there; the others were removed all the same.
     """
     evidence: list[dict[str, Any]] = []
-    left: list[str] = []
+    left: list[Reason] = []
     for record in reversed(records):
         kind = rule_kinds().get(str(record.get("how")))
         try:
             if kind is None:
-                raise HealError(f"nothing here removes rules of sort {record.get('how')!r}: {dict(record)}")
+                raise HealError(Reason("rule_kind_unknown", how=str(record.get("how")), record=str(dict(record))))
             evidence.append(kind.remove(record))
         except HealError as error:
-            left.append(str(error))
+            left.append(error.why)
     if left:
-        raise HealError(f"{len(left)} of {len(records)} rules are still there: {'; '.join(left)}")
+        raise HealError(Reason("links_not_restored", rules=len(records), left=left))
     return evidence

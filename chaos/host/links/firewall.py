@@ -23,6 +23,7 @@ from chaos.host.run_processes import bears_mark
 from chaos.host.undo_record import UndoRecord
 from mecefo_runtime.system.json_values import LEFT_OUT
 from mecefo_runtime.system.process import ProcessId
+from mecefo_runtime.system.reason import Reason
 
 TIMEOUT_SECONDS = 30.0
 _COMMENT_WORD = "chaos"
@@ -68,7 +69,7 @@ class FirewallRecord(UndoRecord):
             HealError: it is a container's.
         """
         if self.holder is None:
-            raise HealError(f"the record of rules {self.comment} names neither a container nor a process")
+            raise HealError(Reason("rules_without_place", comment=self.comment))
         return ProcessId(self.holder.pid, self.holder.start_ticks)
 
     @property
@@ -92,7 +93,7 @@ class FirewallRules:
         """Delete the rules with the record's comment, and end what serves their queue."""
         known = FirewallRecord.from_json(record)
         if not _is_comment(known.comment):
-            raise HealError(f"{known.comment!r} is no comment of rules of ours: left alone")
+            raise HealError(Reason("not_our_rules", comment=known.comment))
         evidence: dict[str, Any] = {"comment": known.comment, "at": known.at}
         if not known.is_there:
             return {**evidence, "removed": 0, "gone": "the network is gone with the process that held it"}
@@ -107,9 +108,9 @@ class FirewallRules:
         except (OSError, subprocess.SubprocessError) as error:
             if not known.is_there:
                 return {**evidence, "removed": 0, "gone": "the network is gone with the process that held it"}
-            raise HealError(f"the rules {known.comment} at {known.at} cannot be removed: {error}") from error
+            raise HealError(Reason("rules_not_removed", comment=known.comment, place=known.at, error=error)) from error
         if left:
-            raise HealError(f"{len(left)} rules {known.comment} at {known.at} are still there: {'; '.join(left)}")
+            raise HealError(Reason("rules_still_there", comment=known.comment, place=known.at, rules=left))
         return {**evidence, "removed": removed, **({} if server is None else {"ended": server})}
 
 
