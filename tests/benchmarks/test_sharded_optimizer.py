@@ -9,6 +9,7 @@ from benchmarks.sharded_optimizer import measure
 pytestmark = pytest.mark.smoke
 
 
+@pytest.mark.nightly
 def test_a_share_of_the_moments_takes_less_the_more_holders_there_are() -> None:
     rows = measure("60m")
     ratios = [row["sharded_bytes"] / row["replicated_bytes"] for row in rows]
