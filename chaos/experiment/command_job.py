@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from chaos.errors import UsageError, setting, shown
-from chaos.experiment.fields import Said, Text, WaitText, require_few_ranks
+from chaos.experiment.fields import require_few_ranks
 from chaos.experiment.programs import require_program
+from chaos.experiment.settings import SettingsText, config_values, model_of, with_texts
 from chaos.language.launcher import ranks_of_command, script_of_command
-from chaos.language.trigger import Duration
 from chaos.language.validation_errors import said
-from mecefo_runtime.job.config import MAX_RANKS
+from mecefo_runtime.job.command_settings import CommandCheckpoint, CommandSettings
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.job.traits import OF_COMMAND, JobTraits
 
@@ -77,17 +77,30 @@ PHASES_OF_A_COMMAND = ("data", "forward", "backward", "optimizer", "commit", "ch
 """The phases of a step that can be seen in a script that was not changed: its reductions cannot."""
 
 
-class SavedIn(Said):
-    """Where a script saves its checkpoints: its `folder`, from where the command runs."""
+class _OwnScript(SettingsText, frozen=True):
+    runtime: Literal["command"] = Field(description="your own training script, started by `command`")
 
-    folder: Text = Field(description="folder, relative to the working directory of the command")
+
+if TYPE_CHECKING:
+    # The fields that the models get of the settings, for type checkers.
+    class _CommandSettings(_OwnScript, CommandSettings, frozen=True): ...
+
+    class _SavedIn(SettingsText, CommandCheckpoint, frozen=True): ...
+
+else:
+    _CommandSettings, _SavedIn = model_of(CommandSettings, _OwnScript), model_of(CommandCheckpoint)
+
+
+class SavedIn(_SavedIn, frozen=True):
+    """Where a script saves its checkpoints: its `folder`, from where the command runs."""
 
 
 def _saved_in(said: object) -> object:
     return {"folder": said} if isinstance(said, str) else said
 
 
-class CommandJob(Said):
+@with_texts(CommandSettings)
+class CommandJob(_CommandSettings, frozen=True):
     """A command that starts the ranks, as a user writes it; of nodes and gpus_per_node what is not given is derived.
 
     `steps` are optimizer steps, where they are known; `data_parallel` is the number of replicas of as many ranks each,
@@ -102,51 +115,17 @@ class CommandJob(Said):
     roles: ClassVar[tuple[str, ...]] = ("launcher", "store")
     snapshots: ClassVar[None] = None
 
-    runtime: Literal["command"] = Field(description="your own training script, started by `command`")
-    command: Annotated[list[Argument], BeforeValidator(said(words_of_command)), WithJsonSchema(_COMMAND_SCHEMA)] = (
-        Field(
-            max_length=_MAX_WORDS,
-            description="command that starts the training: one text, as in a shell, or a list of words",
-        )
-    )
-    nodes: int | None = Field(
-        default=None, ge=1, le=MAX_RANKS, description="number of nodes; default: from torchrun's options, else 1"
-    )
-    gpus_per_node: int | None = Field(
-        default=None, ge=1, le=MAX_RANKS, description="ranks per node; default: from torchrun's options, else 1"
-    )
-    data_parallel: int | None = Field(
-        default=None,
-        ge=1,
-        le=MAX_RANKS,
-        description="number of model replicas, for the target `replica=0`; default: every rank is one",
-    )
-    steps: int | None = Field(
-        default=None,
-        ge=1,
-        le=10**8,
-        description="number of optimizer steps, if known; later triggers are then refused before the start",
-    )
-    nodes_per_rack: int | None = Field(
-        default=None, ge=1, le=MAX_RANKS, description="nodes per rack, for the target `rack=0`"
-    )
-    step_from: Annotated[str, Field(max_length=1_000), AfterValidator(said(_pattern))] | None = Field(
-        default=None,
-        description="regular expression that finds the step in the log, for jobs without a PyTorch optimizer",
-    )
-    folder: Text | None = Field(default=None, description="working directory of the command; default: the current one")
-    checkpoint: Annotated[SavedIn | None, BeforeValidator(_saved_in)] = Field(
-        default=None, description="folder of the script's checkpoints; default: observed while it saves"
-    )
-    reset: Annotated[str, Field(max_length=10_000), AfterValidator(said(_argument))] | None = Field(
-        default=None,
-        description="shell command to run before each start, also of the baseline and of repeats: `rm -rf checkpoints`",
-    )
-    environment: dict[str, Argument] = Field(default_factory=dict, description="environment variables to add")
-    startup_timeout: WaitText = Field(default=Duration(seconds=600.0), description="maximum time to the first step")
-    stall_timeout: WaitText = Field(
-        default=Duration(seconds=600.0), description="maximum time without a step after that"
-    )
+    # What a user writes in another way than the launcher of the command has it; all else is in the settings.
+    command: Annotated[  # type: ignore[assignment]
+        list[Argument],
+        BeforeValidator(said(words_of_command)),
+        WithJsonSchema(_COMMAND_SCHEMA),
+        Field(max_length=_MAX_WORDS),
+    ]
+    step_from: Annotated[str, Field(max_length=1_000), AfterValidator(said(_pattern))] | None = None
+    checkpoint: Annotated[SavedIn | None, BeforeValidator(_saved_in)] = None
+    reset: Annotated[str, Field(max_length=10_000), AfterValidator(said(_argument))] | None = None
+    environment: dict[str, Argument] = Field(default_factory=dict)
 
     def filled(self) -> CommandJob:
         """With the number of nodes and of ranks on each, as far as the command tells; else one.
@@ -183,20 +162,15 @@ class CommandJob(Said):
         job = self.filled()
         assert job.nodes is not None and job.gpus_per_node is not None
         saved_in = None if job.checkpoint is None else _within(job.folder, job.checkpoint.folder)
-        return CommandConfig(
-            command=tuple(job.command),
-            nodes=job.nodes,
-            gpus_per_node=job.gpus_per_node,
-            data_parallel=job.data_parallel,
-            steps=job.steps,
-            folder=job.folder,
-            step_from=job.step_from,
-            reset=job.reset,
-            checkpoint=None if saved_in is None else CommandCheckpoint(saved_in),
-            environment=dict(job.environment),
-            startup_timeout_seconds=job.startup_timeout.seconds or math.inf,
-            stall_timeout_seconds=job.stall_timeout.seconds or math.inf,
-        )
+        values = config_values(job, CommandSettings)
+        timeouts = ("startup_timeout_seconds", "stall_timeout_seconds")
+        written_otherwise = {
+            "command": tuple(job.command),
+            "checkpoint": None if saved_in is None else CommandCheckpoint(saved_in),
+            "environment": dict(job.environment),
+            **{name: values[name] or math.inf for name in timeouts},
+        }
+        return CommandConfig(**values | written_otherwise)
 
 
 def _within(folder: str | None, path: str) -> str:
@@ -204,32 +178,15 @@ def _within(folder: str | None, path: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class CommandCheckpoint:
-    """The whole path of the folder in which a script saves its checkpoints."""
-
-    folder: str
-
-
-@dataclass(frozen=True, slots=True)
-class CommandConfig:
-    """A command to run, with its shape; `steps` None: not known beforehand."""
+class CommandConfig(CommandSettings):
+    """A command to run, with its shape; `steps` None: not known beforehand. The path of `checkpoint` is a whole one."""
 
     traits: ClassVar[JobTraits] = OF_COMMAND
     # Its silence says nothing.
     heartbeat_timeout_seconds: ClassVar[float] = 0.0
 
-    command: tuple[str, ...]
     nodes: int = 1
     gpus_per_node: int = 1
-    data_parallel: int | None = None
-    steps: int | None = None
-    folder: str | None = None
-    step_from: str | None = None
-    reset: str | None = None
-    checkpoint: CommandCheckpoint | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    startup_timeout_seconds: float = 600.0
-    stall_timeout_seconds: float = 600.0
 
     def __str__(self) -> str:
         steps = "steps not known beforehand" if self.steps is None else f"{self.steps} steps"

@@ -1,7 +1,7 @@
 """By which option the command line says what a file says by a key, and the other way round.
 
-The settings of the built-in job have their options in `mecefo_runtime.job.config`, those of a backend in its
-description; the rest is listed here.
+The settings of a job have their options in `mecefo_runtime.job`, those of a backend in its description; the rest is
+listed here.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from chaos.experiment.backends import backends
 from chaos.experiment.experiment import Experiment
 from chaos.experiment.fault_spec import FAULT_KEYS
 from chaos.language.yaml_lines import KeyPath
+from mecefo_runtime.job.command_settings import CommandSettings
 from mecefo_runtime.job.config import JobSettings
 from mecefo_runtime.job.setting import places
 
 _SETTINGS: Mapping[str, KeyPath] = {
     place.setting.option.name: ("job", *place.path)
-    for place in places(JobSettings)
+    for place in (*places(CommandSettings), *places(JobSettings))
     if place.setting.option is not None and place.setting.option.in_run
 }
 OPTIONS_OF_PARTS = tuple(name for name, path in _SETTINGS.items() if len(path) > 2)
 """The names of the options of settings that are within a part of the job, such as its checkpoints."""
 _PLACES: Mapping[str, KeyPath] = {
     **_SETTINGS,
-    **{key: ("job", key) for key in ("reset", "stall_timeout", "step_from")},
     **{key: (key,) for key in ("backend", "name", "network", "profile", "seed")},
 }
 

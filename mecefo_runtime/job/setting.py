@@ -101,6 +101,8 @@ def setting(
     metadata = {_METADATA: (key, text, unit, at_least, above, at_most, option)}
     if default is REQUIRED:
         return dataclasses.field(metadata=metadata)
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -114,12 +116,19 @@ def own_places(settings: type) -> tuple[Place, ...]:
             Setting(key, *given[1:]),
             field.name,
             hints[field.name],
-            None if (is_required := field.default is dataclasses.MISSING) else field.default,
-            is_required,
+            None if (default := _default_of(field)) is REQUIRED else default,
+            default is REQUIRED,
         )
         for field in dataclasses.fields(settings)
         if (given := field.metadata.get(_METADATA)) is not None
     )
+
+
+def _default_of(field: dataclasses.Field[Any]) -> Any:
+    """REQUIRED where it has none."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return REQUIRED if field.default is dataclasses.MISSING else field.default
 
 
 def places(settings: type, path: KeyPath = ()) -> Iterator[Place]:
@@ -141,6 +150,13 @@ def help_of(place: Place, words: Collection[str] = ()) -> str:
     sentence = f"{text[:1].upper()}{text[1:].replace('; default: ', '. Default: ')}."
     is_plain = isinstance(place.default, int | float | str) and place.default != ""
     return f"{sentence} Default: {place.default}." if is_plain and "Default: " not in sentence else sentence
+
+
+def default_in_words(settings: type, path: KeyPath) -> str | None:
+    """What the text of a setting, or else of the part that it belongs to, says of the default; None: nothing."""
+    texts = {place.path: place.setting.text for place in places(settings)}
+    of_setting = (texts[path[:length]].partition("; default: ")[2] for length in range(len(path), 0, -1))
+    return next(filter(None, of_setting), None)
 
 
 def alternatives(kind: Any) -> tuple[Any, ...]:

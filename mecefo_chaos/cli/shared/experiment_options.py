@@ -120,15 +120,6 @@ NODES = "Nodes and network (also with -- COMMAND)"
 
 
 _TARGETS = ("rank=", "node=", "rack=", "stage=", "replica=", "link=", "role=coordinator", "role=launcher", "random")
-# Of settings that a command has too, by the names of their options: what the default is there, if there is one.
-DEFAULTS_OF_COMMANDS: Mapping[str, str | None] = {
-    "nodes": "from its options",
-    "gpus_per_node": "from its options",
-    "nodes_per_rack": None,
-    "data_parallel": None,
-    "steps": "not known",
-    "checkpoint_folder": "observed",
-}
 
 
 def experiment_options() -> list[click.Parameter]:
@@ -141,7 +132,7 @@ def experiment_options() -> list[click.Parameter]:
         *(option for option in of_settings if option.group == ANY_JOB),
         _option(ANY_JOB, "--seed", type=NUMBER, help="Seed of everything random. Default: 0."),
         _option(ANY_JOB, "--name", metavar="NAME", help="Name of the experiment and of the folder of its runs."),
-        *_options_of_commands(),
+        *(option for option in of_settings if option.group == OWN_JOB),
         *(option for option in of_settings if option.group == BUILT_IN_JOB),
         *_options_of_nodes(),
     ]
@@ -152,22 +143,25 @@ def _option(group: str, *names: str, **attributes: Any) -> GroupedOption:
 
 
 def _options_of_settings() -> Iterator[GroupedOption]:
-    """An option for each setting of a job that has one, as `mecefo_runtime.job.config` describes it."""
+    """An option for each setting of a job that has one, as `mecefo_runtime.job` describes it."""
+    from mecefo_runtime.job.command_settings import CommandSettings
     from mecefo_runtime.job.config import PRESETS, JobSettings
-    from mecefo_runtime.job.setting import help_of, places
+    from mecefo_runtime.job.setting import default_in_words, help_of, places
     from mecefo_runtime.planners import names
     from mecefo_runtime.prediction.named_devices import NAMES
 
     known: Mapping[str, Collection[str]] = {"model": PRESETS, "strategy": names(), "device_model": NAMES}
-    for place in places(JobSettings):
-        option = place.setting.option
+    built_in, of_commands = ({one.path: one for one in places(kind)} for kind in (JobSettings, CommandSettings))
+    # Where a command has the same setting, the option is that of the built-in job.
+    for place in {**built_in, **of_commands, **built_in}.values():
+        option, is_shared = place.setting.option, place.path in built_in.keys() & of_commands.keys()
         if option is None or not option.in_run:
             continue
         text = help_of(place, known.get(option.name, ()))
-        if (default := DEFAULTS_OF_COMMANDS.get(option.name)) is not None:
+        if is_shared and (default := default_in_words(CommandSettings, place.path)) is not None:
             text = f"{text.removesuffix('.')}; of a COMMAND: {default}."
         yield _option(
-            ANY_JOB if option.name in DEFAULTS_OF_COMMANDS else BUILT_IN_JOB,
+            ANY_JOB if is_shared else BUILT_IN_JOB if place.path in built_in else OWN_JOB,
             option.flag,
             option.name,
             type=_type_of(place, known.get(option.name, option.words)),
@@ -296,29 +290,6 @@ def _options_of_criteria() -> list[GroupedOption]:
             "twin",
             default=None,
             help="Also run the same job without faults and compare with it. Default: on, off with -- COMMAND.",
-        ),
-    ]
-
-
-def _options_of_commands() -> list[GroupedOption]:
-    return [
-        _option(
-            OWN_JOB,
-            "--step-from",
-            metavar="REGEX",
-            help="Find the step in the log, for jobs without a torch optimizer: 'step (?P<step>[0-9]+)'.",
-        ),
-        _option(
-            OWN_JOB,
-            "--reset",
-            metavar="SHELL",
-            help="Shell command to run before each start of the job: 'rm -rf out'.",
-        ),
-        _option(
-            OWN_JOB,
-            "--stall-timeout",
-            metavar="DURATION",
-            help="Give the job up after this long without a step. Default: 10min.",
         ),
     ]
 

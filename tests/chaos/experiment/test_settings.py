@@ -6,9 +6,11 @@ from typing import Literal
 import pytest
 from pydantic import ValidationError
 
+from chaos.experiment.command_job import CommandJob
 from chaos.experiment.job import Job
 from chaos.experiment.settings import config_values, model_of, with_texts
 from chaos.experiment.terms import place_of, terms
+from mecefo_runtime.job.command_settings import CommandSettings
 from mecefo_runtime.job.config import JobSettings
 from mecefo_runtime.job.setting import INLINE, REQUIRED, own_places, places, setting
 
@@ -93,3 +95,18 @@ def test_a_job_has_every_setting_and_every_option_has_its_place():
     of_run = {name: path for name, path in options.items() if f"job.{'.'.join(path)}" in terms()}
     assert len(of_run) > 20
     assert {name: place_of(name) for name in of_run} == {name: ("job", *path) for name, path in of_run.items()}
+
+
+def test_a_job_of_a_command_has_every_setting_and_every_option_has_its_place():
+    assert CommandJob.model_fields.keys() == {place.setting.key for place in own_places(CommandSettings)} | {"runtime"}
+    options = {place.setting.option.name: place.path for place in places(CommandSettings) if place.setting.option}
+    assert {name: place_of(name) for name in options} == {name: ("job", *path) for name, path in options.items()}
+
+
+def test_where_both_kinds_of_job_have_a_setting_its_option_is_the_same():
+    own, built_in = (
+        {place.path: place.setting.option for place in places(kind)} for kind in (CommandSettings, JobSettings)
+    )
+    shared = [path for path in own.keys() & built_in.keys() if own[path] is not None]
+    assert len(shared) > 5
+    assert all(own[path].flag == built_in[path].flag for path in shared)

@@ -5,9 +5,10 @@ import json
 
 import pytest
 
+from mecefo_runtime.job.command_settings import CommandSettings
 from mecefo_runtime.job.config import PRESETS, CheckpointConfig, JobConfig, JobSettings, SnapshotConfig
 from mecefo_runtime.job.reading import SettingError, read_file, with_settings
-from mecefo_runtime.job.setting import help_of, own_places, places
+from mecefo_runtime.job.setting import default_in_words, help_of, own_places, places
 from mecefo_runtime.system.json_values import to_json
 
 pytestmark = pytest.mark.unit
@@ -29,6 +30,17 @@ def test_help_is_whole_sentences_with_the_default():
     assert by_flag["--steps"] == "Number of optimizer steps. Default: 560."
     assert by_flag["--pipeline"] == "Pipeline stages per replica. Default: derived from the number of ranks."
     assert all(text.endswith((".", ")")) and text[0].isupper() for text in by_flag.values())
+
+
+def test_the_default_in_words_is_that_of_the_setting_or_of_its_part():
+    words = {
+        path: default_in_words(CommandSettings, path) for path in (("nodes",), ("checkpoint", "folder"), ("reset",))
+    }
+    assert words == {
+        ("nodes",): "from torchrun's options, else 1",
+        ("checkpoint", "folder"): "observed while it saves",
+        ("reset",): None,
+    }
 
 
 def test_the_words_of_an_option_are_the_alternatives_of_its_metavar():
