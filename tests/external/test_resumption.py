@@ -215,6 +215,7 @@ class TestScripts:
         # The whole run's numbers, also in what is saved later.
         assert [event.step for event in later.of("checkpoint_begun")] == [8]
 
+    @pytest.mark.nightly
     def test_what_is_loaded_with_other_bits_is_unknown_and_who_loads_nothing_begins_anew(self, tmp_path):
         first = run_job(tmp_path, python("resuming.py", "rounded", "6"))
         later = run_job(tmp_path, python("resuming.py", "rounded", "8"), states_of=first)

@@ -99,7 +99,9 @@ def checkout(tmp_path):
     "arguments",
     [
         ("slow-rank", "--on", "rank=1", "--for", "2s"),
-        ("slow-link", "--on", "link=0-2", "-p", "delay=20ms", "--for", "5steps"),
+        pytest.param(
+            ("slow-link", "--on", "link=0-2", "-p", "delay=20ms", "--for", "5steps"), marks=pytest.mark.nightly
+        ),
     ],
     ids=lambda arguments: arguments[0],
 )
@@ -134,7 +136,9 @@ def test_sitecustomize_that_prints(tmp_path):
     assert run.summary["verdict"] == "pass", run.stderr
 
 
-@pytest.mark.parametrize("is_terminal", [True, False], ids=["terminal", "pipe"])
+@pytest.mark.parametrize(
+    "is_terminal", [True, pytest.param(False, marks=pytest.mark.nightly)], ids=["terminal", "pipe"]
+)
 def test_run_whose_messages_nobody_reads_any_more(tmp_path, monkeypatch, is_terminal):
     # The live view redraws only what is no dumb terminal.
     monkeypatch.setenv("TERM", "xterm")

@@ -49,6 +49,7 @@ def test_the_documented_fault_works(tmp_path, site):
     assert run.summary["incidents"][0]["evidence"]["summary"] == "niceness in the kernel: {1: 7}"
 
 
+@pytest.mark.nightly
 def test_it_needs_its_apply(tmp_path, site):
     idle = documented("fault.md", "python").replace(
         "os.setpriority(os.PRIO_PROCESS, owned.process.pid, self.parameters.by)", "pass"

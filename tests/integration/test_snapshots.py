@@ -49,6 +49,7 @@ def test_every_training_process_is_killed_in_the_middle_of_a_copy_and_the_older_
     assert not finished.of("checkpoint_restored")
 
 
+@pytest.mark.nightly
 def test_two_nodes_with_all_that_hold_a_stage_are_lost_while_both_encode_and_rebuilt_by_the_others(tmp_path):
     """One rank a node, two replicas of two stages: two nodes have a stage to themselves."""
     finished = run(

@@ -81,6 +81,7 @@ def test_it_has_the_schema_of_experiment_files(site):
     assert json.loads((site / "schema/experiment.json").read_text()) == json_schema()
 
 
+@pytest.mark.nightly
 def test_a_broken_link_fails_the_build(tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(ROOT / "docs", copy / "docs")
