@@ -69,8 +69,8 @@ def thread_states(process: ProcessId) -> dict[int, str]:
 def parent_of(process: ProcessId) -> ProcessId | None:
     """The process that started it, or has adopted it since; None when either is gone.
 
-    As its parent's pid is the same before and after the look at the parent, the parent was there meanwhile, and its pid
-    was not another's.
+    The parent's pid is read before and after the parent is identified. If both are the same, that pid was not recycled
+    in between.
     """
     before = _parent_pid(process)
     if not before:

@@ -125,7 +125,7 @@ class Ledger:
         self._place = Place.here()
         self._folders = tuple(dict.fromkeys(one.resolve() for one in (path.parent, *folders)))
         self._on_folders = on_folders
-        # What the first so many bytes, all whole lines, say.
+        # The entries in the first `_read_bytes` bytes, which are whole lines.
         self._entries: dict[int, Entry] = {}
         self._read_bytes = 0
         made = 0 if must_exist else os.O_CREAT
