@@ -15,6 +15,7 @@ from harness.analysis.overlaps import OverlappingRun
 from harness.analysis.regroups import StateRestore
 from harness.judging.gate_reasons import gate_text
 from harness.judging.units import Unit
+from mecefo_runtime.job.traits import JobTraits, traits_of
 from mecefo_runtime.system.json_values import LEFT_OUT, from_json
 from mecefo_runtime.system.reason import Reason
 
@@ -284,6 +285,11 @@ class Summary:
     reason_codes: tuple[Reason, ...] = ()
     caveat_codes: tuple[Reason, ...] = ()
     no_restart: Reason | None = None
+
+    @property
+    def traits(self) -> JobTraits:
+        """What kind of job it was."""
+        return traits_of("command" if self.command else self.runtime)
 
     def reasons_without(self, is_left_out: Callable[[Reason], bool]) -> tuple[tuple[Reason | None, str], ...]:
         """The reasons and their sentences, but for those; without a code in a summary of an earlier version."""

@@ -124,16 +124,18 @@ _TARGETS = ("rank=", "node=", "rack=", "stage=", "replica=", "link=", "role=coor
 
 def experiment_options() -> list[click.Parameter]:
     """The parameters that describe an experiment, in the order in which help shows them."""
-    of_settings = list(_options_of_settings())
+    of_settings: dict[str, list[GroupedOption]] = {ANY_JOB: [], OWN_JOB: [], BUILT_IN_JOB: []}
+    for option in _options_of_settings():
+        of_settings[option.group].append(option)
     return [
         click.Argument(["subject"], metavar="[FAULT|FILE.yaml]", required=False, shell_complete=completing.KINDS),
         *_options_of_faults(),
         *_options_of_criteria(),
-        *(option for option in of_settings if option.group == ANY_JOB),
+        *of_settings[ANY_JOB],
         _option(ANY_JOB, "--seed", type=NUMBER, help="Seed of everything random. Default: 0."),
         _option(ANY_JOB, "--name", metavar="NAME", help="Name of the experiment and of the folder of its runs."),
-        *(option for option in of_settings if option.group == OWN_JOB),
-        *(option for option in of_settings if option.group == BUILT_IN_JOB),
+        *of_settings[OWN_JOB],
+        *of_settings[BUILT_IN_JOB],
         *_options_of_nodes(),
     ]
 

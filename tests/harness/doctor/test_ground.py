@@ -17,7 +17,7 @@ def job_of(nodes, gpus):
 
 
 def needs(nodes, gpus, **others):
-    return needs_of(job_of(nodes, gpus), **{"has_twin": False, "has_networks": False, **others})
+    return needs_of(job_of(nodes, gpus), **{"has_baseline": False, "has_networks": False, **others})
 
 
 @pytest.mark.parametrize(
