@@ -193,7 +193,7 @@ def steps_of(optimizer: Optimizer) -> int:
 
 
 def _living(optimizers: Mapping[int, weakref.ref[Optimizer]]) -> list[Optimizer]:
-    # The garbage collector may take one away meanwhile.
+    # The garbage collector may remove one during the loop.
     return [optimizer for found in list(optimizers.values()) if (optimizer := found()) is not None]
 
 

@@ -125,7 +125,7 @@ class Ledger:
         self._place = Place.here()
         self._folders = tuple(dict.fromkeys(one.resolve() for one in (path.parent, *folders)))
         self._on_folders = on_folders
-        # What the first so many bytes, all whole lines, say.
+        # The entries in the first `_read_bytes` of the file, which are whole lines.
         self._entries: dict[int, Entry] = {}
         self._read_bytes = 0
         made = 0 if must_exist else os.O_CREAT
@@ -225,14 +225,14 @@ class Ledger:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 return None
             if self._read_bytes and os.pread(descriptor, 1, self._read_bytes - 1) != b"\n":
-                # Somebody has cut it off, or written it anew.
+                # The file was truncated or written again.
                 self._entries, self._read_bytes = {}, 0
             with os.fdopen(os.dup(descriptor), "rb") as file:
                 file.seek(self._read_bytes)
                 for line in bounded_lines(file):
                     entry = None if line is None else _parse(line)
                     if line is None or not line.endswith(b"\n"):
-                        # It may still be continued, or taken away: it is read again.
+                        # Its writer may still complete or remove it: it is read again.
                         unfinished = entry
                         continue
                     self._read_bytes = file.tell()

@@ -99,7 +99,7 @@ class ForkServer:
                 self._start(command, str(command["log"]), lambda: become(command))
 
     def _listen_for_coordinator(self, command: Mapping[str, Any]) -> None:
-        """Held here, so that a restarted coordinator has the same address and no connection is refused meanwhile."""
+        """The listener stays in the fork server: a restarted coordinator has the same address."""
         own_network = None if self._networks is None else self._networks.coordinator
         listener = self._listen(int(command.get("port", 0)), own_network)
         self._listeners[command["job"]] = listener
