@@ -26,7 +26,7 @@ LOGS = {
         "gates": ["recovery_seconds p95 < 5ms", "throughput_drop <= 90%"],
     },
     "no recovery": {"faults": [Fault(recovers=False)], "job_fails": True},
-    "nothing planned": {"faults": [], "twin": False},
+    "nothing planned": {"faults": [], "baseline": False},
     "cut off": {"cut_off_after_step": 25},
     "a hostile name": {"name": "<script>document.title='owned'</script>" + "W" * 200},
 }
