@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from chaos.host.join_network import NETWORKS_VARIABLE as NETWORKS_VARIABLE
-from mecefo_runtime.system.json_values import from_json, to_json
+from mecefo_runtime.system.json_values import from_list, to_list
 from mecefo_runtime.system.own_network import OwnNetwork
 from mecefo_runtime.system.process import ProcessId
 
@@ -46,13 +46,13 @@ class Networks:
     by_name: Mapping[str, OwnNetwork]
 
     def to_text(self) -> str:
-        """As text for another process of this version."""
-        return json.dumps(to_json(self))
+        """As text for another process; `chaos.host.join_network` reads it in a rank, without our classes."""
+        return json.dumps({name: to_list(own) for name, own in self.by_name.items()})
 
     @classmethod
     def from_text(cls, text: str) -> Networks:
         """Read what `to_text` wrote."""
-        return from_json(cls, json.loads(text))
+        return cls({name: from_list(OwnNetwork, raw) for name, raw in json.loads(text).items()})
 
     @property
     def coordinator(self) -> OwnNetwork:

@@ -84,7 +84,11 @@ def execute(
             view.message(f"warning: {warning}")
         where = "" if exporter is None else exporter.ranks_where
         conductor = Conductor(experiment, incidents, job, folder, state, view, engine=engine, ranks_metrics=where)
-        asyncio.run(conductor.run())
+        try:
+            asyncio.run(conductor.run())
+        except asyncio.CancelledError:
+            # A signal came before the conductor listened for it.
+            raise KeyboardInterrupt from None
     summary = write_reports(folder)
     if ratings is None:
         keep_ratings(out, summary.ratings, experiment.backend)
