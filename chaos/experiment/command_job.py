@@ -16,11 +16,13 @@ from chaos.errors import UsageError, setting, shown
 from chaos.experiment.fields import require_few_ranks
 from chaos.experiment.programs import require_program
 from chaos.experiment.settings import SettingsText, config_values, model_of, with_texts
-from chaos.language.launcher import ranks_of_command, script_of_command
+from chaos.language.launcher import launcher_of_command, ranks_of_command, script_of_command
 from chaos.language.validation_errors import said
 from mecefo_runtime.job.command_settings import CommandCheckpoint, CommandSettings
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.job.traits import OF_COMMAND, JobTraits
+from mecefo_runtime.system.dilation import NO_DILATION
+from mecefo_runtime.system.job_records import JobStarted
 
 
 def _argument(text: object) -> str:
@@ -146,6 +148,16 @@ class CommandJob(_CommandSettings, frozen=True):
             raise UsageError(message, key="job.data_parallel")
         return self.model_copy(update={"nodes": nodes, "gpus_per_node": per_node})
 
+    def advice_on_ranks(self) -> str | None:
+        """What to add where a target names ranks that the job does not have."""
+        shape = f"{setting('job.nodes')} and {setting('job.gpus_per_node')}"
+        is_told = ranks_of_command(self.command, Path(self.folder or ".")) != (None, None)
+        return f"{'if the command starts more than that' if is_told else 'the command does not tell'}: {shape} do"
+
+    def violation_about_checkpoint_before(self, step: int | None) -> str | None:
+        """None: when a script saves is not known."""
+        return None
+
     def why_not_on_nodes(self) -> str | None:
         """Why the command cannot be started once on each of its nodes; None: it can."""
         nodes = self.filled().nodes or 1
@@ -184,6 +196,10 @@ class CommandConfig(CommandSettings):
     traits: ClassVar[JobTraits] = OF_COMMAND
     # Its silence says nothing.
     heartbeat_timeout_seconds: ClassVar[float] = 0.0
+    # What its ranks compute on, read and hold is not known.
+    device: ClassVar[Literal["auto"]] = "auto"
+    data: ClassVar[None] = None
+    num_held_parameters: ClassVar[int] = 0
 
     nodes: int = 1
     gpus_per_node: int = 1
@@ -192,6 +208,26 @@ class CommandConfig(CommandSettings):
         steps = "steps not known beforehand" if self.steps is None else f"{self.steps} steps"
         nodes = f"{self.nodes} {'node' if self.nodes == 1 else 'nodes'}"
         return f"{command_text(self.command)}: {nodes} x {self.gpus_per_node} ranks, {steps}"
+
+    def start_record(self) -> JobStarted:
+        """The event of its start; the sizes of its steps are not known then."""
+        return JobStarted(
+            num_ranks=self.cluster().num_ranks,
+            nodes=self.nodes,
+            steps=self.steps,
+            tokens_per_step=None,
+            samples_per_step=None,
+            dilation_ratio=NO_DILATION,
+            runtime="command",
+            traits=self.traits.to_dict(),
+            command=command_text(self.command),
+            started_in=str(Path.cwd()),
+            launcher=launcher_of_command(self.command, Path(self.folder) if self.folder else None),
+        )
+
+    def with_checkpoints_in(self, folder: Path) -> CommandConfig:
+        """The same: a script chooses the folder itself."""
+        return self
 
     def step_timeout_seconds(self, *, has_steps: bool) -> float:
         """How long it may take without a step, the first one or a later one."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,6 @@ from chaos.experiment.command_job import NO_REPAIR, CommandJob
 from chaos.experiment.experiment import Experiment
 from chaos.experiment.fault_spec import PARAMETERS, FaultSpec
 from chaos.experiment.job import Job
-from chaos.language.launcher import ranks_of_command
 from chaos.language.target import ResolvedTarget, resolve
 from chaos.language.trigger import SNAPSHOT_PHASES, Duration
 from chaos.language.validation_errors import Problems
@@ -79,11 +77,8 @@ def contradictions(
         try:
             target = resolve(fault.on, cluster, kind.scope, Random(0), nodes_per_rack=job.nodes_per_rack)
         except UsageError as error:
-            if isinstance(job, CommandJob):
-                shape = f"{setting('job.nodes')} and {setting('job.gpus_per_node')}"
-                is_told = ranks_of_command(job.command, Path(job.folder or ".")) != (None, None)
-                why = "if the command starts more than that" if is_told else "the command does not tell"
-                error = UsageError(f"{error.message}; {why}: {shape} do")
+            if (advice := job.advice_on_ranks()) is not None:
+                error = UsageError(f"{error.message}; {advice}")
             problems.note((*where, "on"), problems.source.placed(error, (*where, "on")))
             continue
         _about_target(fault, kind, target, job, where, problems)
@@ -127,7 +122,7 @@ def _about_backend(experiment: Experiment, problems: Problems) -> None:
     chosen = experiment.nodes_on
     backend: Sequence[KeyPath] = [("backend",)]
     job = experiment.job if chosen.starts_command_on_each_node else None
-    if isinstance(job, CommandJob) and (why := job.why_not_on_nodes()):
+    if job is not None and (why := job.why_not_on_nodes()):
         problems.add(("job", "nodes"), why, rests_on=[*backend, ("job", "command")])
     if experiment.network != "auto" and not chosen.divides_network:
         networks = (
@@ -145,7 +140,7 @@ def _about_backend(experiment: Experiment, problems: Problems) -> None:
 
 def _about_starts(experiment: Experiment, problems: Problems) -> None:
     chosen = experiment.nodes_on
-    if not isinstance(experiment.job, CommandJob) or not chosen.starts_command_on_each_node:
+    if not experiment.job.traits.is_user_script or not chosen.starts_command_on_each_node:
         return
     restarting = [other.name for other in backends().values() if not other.starts_command_on_each_node]
     others = " or ".join(setting("backend", name) for name in restarting)
@@ -170,7 +165,7 @@ def _about_time(
         message = f"holds a node's snapshot process, and {fault.kind} needs ranks that are held: choose another phase"
         problems.add((*where, "at", "phase"), message)
     is_of_checkpoints = kind.scope == "checkpoint"
-    if isinstance(job, Job) and is_of_checkpoints and (violation := job.violation_about_checkpoint_before(step)):
+    if is_of_checkpoints and (violation := job.violation_about_checkpoint_before(step)):
         problems.add((*where, "at", "step"), violation, rests_on=[_CHECKPOINT, _STRATEGY])
     if not problems.are_sound((*where, PARAMETERS)):
         return

@@ -109,6 +109,7 @@ class Job(_JobSettings, frozen=True):
     # The phases at which a rank can be held, and the roles of processes beside the ranks.
     phases: ClassVar[tuple[str, ...]] = (*PHASES, *OPEN_PHASES)
     roles: ClassVar[tuple[str, ...]] = ("coordinator",)
+    reset: ClassVar[None] = None
 
     # What a user writes in another way than the runtime has it; all else is in the settings.
     model: ModelName = "llama-tiny"  # type: ignore[assignment]
@@ -125,6 +126,24 @@ class Job(_JobSettings, frozen=True):
     device_model: DeviceModelText | None = None
     time_scale: TimeScaleText = "auto"
     link: LinkText | None = None
+
+    def advice_on_ranks(self) -> str | None:
+        """What to add where a target names ranks that the job does not have: nothing."""
+        return None
+
+    def why_not_on_nodes(self) -> str | None:
+        """None: it can be started on each of its nodes."""
+        return None
+
+    def filled(self) -> Job:
+        """With what its device and its strategy fix, and with its shape.
+
+        Raises:
+            UsageError: the shape does not fit the ranks or the layers.
+        """
+        data_parallel, pipeline = self.shape()
+        job = with_device(with_strategy(self))
+        return job.model_copy(update={"data_parallel": data_parallel, "pipeline": pipeline})
 
     @property
     def num_ranks(self) -> int:

@@ -27,8 +27,6 @@ from chaos.experiment.job import (
     Health,
     Job,
     Snapshots,
-    with_device,
-    with_strategy,
 )
 from chaos.experiment.limits import Limits
 from chaos.experiment.sources import Draft, no_such_fault, of_file, of_mapping, of_options
@@ -227,12 +225,7 @@ def _note_all(
 
 def _filled(experiment: Experiment) -> Experiment:
     """The experiment with the values that are derived where none is given."""
-    if isinstance(experiment.job, CommandJob):
-        return experiment.model_copy(update={"job": experiment.job.filled()})
-    data_parallel, pipeline = experiment.job.shape()
-    job = with_device(with_strategy(experiment.job))
-    shaped = job.model_copy(update={"data_parallel": data_parallel, "pipeline": pipeline})
-    return experiment.model_copy(update={"job": shaped})
+    return experiment.model_copy(update={"job": experiment.job.filled()})
 
 
 def _without_ours(job: Mapping[str, Any], problems: Problems) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from chaos.language.trigger import Duration
 from chaos.plan.incident import Incident
 from chaos.refusals import refusal_text
 from mecefo_runtime.job.layout import Cluster
+from mecefo_runtime.job.traits import OF_RUNTIME, JobTraits
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.reason import Reason
 from mecefo_runtime.system.run_records import (
@@ -53,9 +54,9 @@ HOLD_GRACE_SECONDS = 1.0
 class Injector:
     """Fires the incidents of one run, each once, whatever restarts.
 
-    `watch` follows the job, `hosts` are where faults act. `cluster` is needed for triggers at an encoding, `is_command`
-    is set for an external job. `may_fire` gives the reason why an incident must not fire while faults are active on the
-    given ranks.
+    `watch` follows the job, `hosts` are where faults act. `cluster` is needed for triggers at an encoding. `traits`
+    are those of the job. `may_fire` gives the reason why an incident must not fire while faults are active on the given
+    ranks.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Injector:
         may_fire: Callable[[frozenset[int], Incident], Reason | None] | None = None,
         *,
         cluster: Cluster | None = None,
-        is_command: bool = False,
+        traits: JobTraits = OF_RUNTIME,
     ) -> None:
         self._may_fire = may_fire
         self._affected = ActiveRanks()
@@ -81,7 +82,7 @@ class Injector:
         self._sessions = sessions
         self._hosts = hosts
         self._order_numbers = itertools.count(1)
-        self._is_command = is_command
+        self._traits = traits
         self._emit = emit
         self._faults = faults
         self._seed = seed
@@ -252,7 +253,7 @@ class Injector:
             watch,
             armed.fault.scope,
             was_present=armed.was_present,
-            is_command=self._is_command,
+            traits=self._traits,
         )
         if incident.is_optional or (has_passed(incident.trigger, watch) and incident.may_be_left_out):
             self._emit(unfired(NotDue, incident.incident, why, why))

@@ -11,6 +11,7 @@ from chaos.language.trigger import OPEN_PHASES, PHASES, SNAPSHOT_PHASES, Trigger
 from chaos.plan.incident import Incident
 from chaos.refusals import refusal_text
 from chaos.step_ranges import ranks_text
+from mecefo_runtime.job.traits import JobTraits
 from mecefo_runtime.system.reason import Reason
 from mecefo_runtime.system.run_records import JOB_ENDED_BEFORE, WithoutEffect
 
@@ -35,7 +36,7 @@ def unfired(kind: type[R], incident: int, why: Reason, shown: Reason) -> R:
 
 
 def why_never_fired(
-    incident: Incident, watch: Watch, scope: Scope, *, was_present: bool | None, is_command: bool
+    incident: Incident, watch: Watch, scope: Scope, *, was_present: bool | None, traits: JobTraits
 ) -> Reason:
     """Why `incident`, whose fault has that `scope`, did not fire before the job ended.
 
@@ -46,13 +47,13 @@ def why_never_fired(
     step, at = trigger.step or 0, str(trigger)
     if trigger.at_seconds is None and trigger.phase in SNAPSHOT_PHASES:
         return Reason("no_snapshot", phase=trigger.phase, step=trigger.step, target=target)
-    if is_command and watch.first_step is not None and 0 < step < watch.first_step:
+    if traits.keeps_own_checkpoints and watch.first_step is not None and 0 < step < watch.first_step:
         return Reason("began_behind", trigger=at, target=target, first_step=watch.first_step)
     if not has_passed(trigger, watch):
         return Reason(JOB_ENDED_BEFORE, trigger=at, target=None if incident.is_optional else target)
     if was_present is False:
-        return Reason("rank_absent", trigger=at, target=target, is_command=is_command or None)
-    return _without_phase(incident, watch, scope, is_command=is_command)
+        return Reason("rank_absent", trigger=at, target=target, is_command=traits.is_user_script or None)
+    return _without_phase(incident, watch, scope, traits)
 
 
 def has_passed(trigger: Trigger, watch: Watch) -> bool:
@@ -60,7 +61,7 @@ def has_passed(trigger: Trigger, watch: Watch) -> bool:
     return trigger.phase not in OPEN_PHASES and 0 < (trigger.step or 0) <= watch.last_step
 
 
-def _without_phase(incident: Incident, watch: Watch, scope: Scope, *, is_command: bool) -> Reason:
+def _without_phase(incident: Incident, watch: Watch, scope: Scope, traits: JobTraits) -> Reason:
     """The target was in the job, and was not held in the phase of the trigger."""
     trigger, target = incident.trigger, incident.target_text or "it"
     phase, step = trigger.phase, trigger.step or 0
@@ -91,7 +92,7 @@ def _without_phase(incident: Incident, watch: Watch, scope: Scope, *, is_command
     seen = watch.phases.phases_of(own or None)
     if seen:
         phases = tuple(sorted(seen, key=PHASES.index))
-        return Reason("phase_never_came", phase=phase, phases=phases, is_command=is_command or None)
+        return Reason("phase_never_came", phase=phase, phases=phases, is_command=traits.is_user_script or None)
     return Reason("rank_absent_or_no_phase", trigger=str(trigger), target=target)
 
 

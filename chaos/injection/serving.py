@@ -269,7 +269,7 @@ async def serve_run(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
             watch=watch,
             run_folder=Path(opening.folder),
             checkpoint_folder=None if checkpoints is None else Path(checkpoints),
-            has_foreign_checkpoints=opening.is_command,
+            has_foreign_checkpoints=opening.keeps_own_checkpoints,
             cluster=opening.cluster,
         )
     )

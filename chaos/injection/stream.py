@@ -58,7 +58,7 @@ class Open:
     logs: str
     folders: tuple[str, ...] = ()
     checkpoint_folder: str | None = None
-    is_command: bool = False
+    keeps_own_checkpoints: bool = False
     cluster: Cluster | None = None
     lease_seconds: float = LEASE_SECONDS
     has_watchdog: bool = True

@@ -175,6 +175,6 @@ def kind_of(backend: BackendDescription) -> BackendKind:
 
 def checkpoint_folders(job: AnyConfig) -> tuple[Path, ...]:
     """Where the job writes its checkpoints, if it writes any."""
-    if isinstance(job, CommandConfig) or job.checkpoint is None:
+    if job.traits.keeps_own_checkpoints or job.checkpoint is None:
         return ()
     return (Path(job.checkpoint.folder),)

@@ -225,7 +225,7 @@ class JobsOnNodes:
 
 def loaded_for(job: AnyConfig, *, has_metrics: bool = False) -> tuple[str, ...]:
     """The text and the modules that a fork server loads before it forks ranks of `job`; none for a command."""
-    if isinstance(job, CommandConfig):
+    if job.traits.is_user_script:
         return ()
     checkpoints = () if job.checkpoint is None else _CHECKPOINT_MODULES
     return (job.data or "", *checkpoints, *(_METRICS_MODULES if has_metrics else ()))

@@ -12,7 +12,6 @@ from typing import Any, TextIO
 
 from chaos.errors import ChaosError, EnvironmentFailure, HealError, UsageError
 from chaos.experiment.experiment import Experiment, experiment_hash
-from chaos.experiment.job import Job
 from harness.comparison.same_experiment import drawn_from
 from harness.comparison.sample import Kind, Run, RunSet, Sample, Status
 from harness.comparison.stored import machine_of, verdict_but_gates
@@ -44,8 +43,9 @@ def check_repeatable(experiment: Experiment) -> None:
     Raises:
         UsageError: the experiment cannot be run, or not more than once.
     """
-    checkpoint = experiment.job.checkpoint if isinstance(experiment.job, Job) else None
-    if checkpoint is not None and checkpoint.folder is not None:
+    checkpoint = experiment.job.checkpoint
+    has_own = experiment.job.traits.keeps_own_checkpoints
+    if not has_own and checkpoint is not None and checkpoint.folder is not None:
         message = "a run would resume from the checkpoints of another: leave it out, and each run has its own"
         raise UsageError(message, key="job.checkpoint.folder")
     check(experiment)

@@ -39,14 +39,16 @@ def needs_of(
     job: JobConfig | CommandConfig, incidents: Sequence[Incident] = (), *, has_baseline: bool, has_networks: bool
 ) -> Needs:
     """What a run of `job` takes on this machine; of a command, what we do about it."""
-    cluster, is_ours = job.cluster(), isinstance(job, JobConfig)
+    cluster, traits = job.cluster(), job.traits
     files = _FILES + _FILES_PER_RANK * cluster.num_ranks + _FILES_PER_NODE * cluster.nodes
     if has_networks:
         # The coordinator has one, too.
         files += _FILES_PER_NETWORK * (cluster.num_ranks + cluster.nodes + 1)
         files += sum(2 * _FILES_PER_LINK_END * len(incident.target.links) for incident in incidents)
-    tasks = _TASKS + (_TASKS_PER_RANK * cluster.num_ranks + _TASKS_PER_NODE * cluster.nodes if is_ours else 0)
-    if has_baseline and is_ours:
+    tasks = _TASKS
+    if not traits.is_user_script:
+        tasks += _TASKS_PER_RANK * cluster.num_ranks + _TASKS_PER_NODE * cluster.nodes
+    if has_baseline and traits.has_baseline_beside:
         # It may run beside the job.
         files += 2 * cluster.num_ranks + cluster.nodes
         tasks += _TASKS_PER_RANK * cluster.num_ranks

@@ -267,9 +267,9 @@ def _why_no_deviation(summary: Summary, baseline_has_steps: bool) -> str:
         return "steps_not_counted"
     if not summary.baseline_planned:
         return "no_baseline"
-    if summary.command and not baseline_has_steps:
+    if summary.traits.is_user_script and not baseline_has_steps:
         return "baseline_without_step"
-    if summary.command and summary.final_loss is None:
+    if summary.traits.is_user_script and summary.final_loss is None:
         return "loss_not_reported"
     return "baseline_without_loss"
 

@@ -18,6 +18,7 @@ from harness.analysis.regroups import StateRestore
 from harness.analysis.throughput import Speeds, ThroughputFigures
 from harness.judging.gate_reasons import gate_text
 from harness.judging.units import Unit
+from mecefo_runtime.job.traits import JobTraits, traits_of
 from mecefo_runtime.system.json_values import LEFT_OUT, from_json
 from mecefo_runtime.system.reason import Reason
 
@@ -341,6 +342,11 @@ class Summary(
     def of(cls, *parts: Figures) -> Summary:
         """The summary of these parts, one of each; neither judged yet, nor with caveats."""
         return cls(**{name: value for part in parts for name, value in vars(part).items()})
+
+    @property
+    def traits(self) -> JobTraits:
+        """What kind of job it was."""
+        return traits_of("command" if self.command else self.runtime)
 
     def reasons_without(self, is_left_out: Callable[[Reason], bool]) -> tuple[tuple[Reason | None, str], ...]:
         """The reasons and their sentences, but for those; without a code in a summary of an earlier version."""

@@ -79,7 +79,7 @@ def render(
         has_baseline=bool(curves.baseline),
         ranks_chart=_drawn("ranks", lambda w: bars.ranks_over_time(curves, past, w), broken),
         has_degraded=any(piece.degraded for lane in curves.lanes.values() for piece in lane),
-        is_command=bool(summary.command),
+        has_layout=summary.traits.has_layout,
         times=_attempt("times", lambda: _times(summary, broken), broken),
         unaccounted_seconds=wording.unaccounted_seconds(summary),
         gates=[_gate(gate, decided.get(gate.expression, [])) for gate in summary.gates],

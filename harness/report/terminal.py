@@ -128,9 +128,10 @@ class _Report:
         is_extra = summary.job_outcome == "completed" and repeated and lost
         again = "" if not is_extra else f" ({'recomputed' if repeated == lost else f'{repeated} of them recomputed'})"
         samples = f"; samples skipped or used twice: {_known(summary.samples_lost)}"
+        samples = "" if summary.traits.is_user_script else samples
         self._paragraph(
             f"{what} {steps_text(summary)}{attempts}{emulated}{strategy}{over}{seed}. "
-            f"{lost_words(summary).capitalize()}: {_known(lost)}{again}{'' if summary.command else samples}."
+            f"{lost_words(summary).capitalize()}: {_known(lost)}{again}{samples}."
         )
         if fruitless := wording.fruitless_words(summary):
             self._paragraph(f"{fruitless}.")

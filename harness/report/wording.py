@@ -66,7 +66,7 @@ def headline(summary: Summary) -> str:
     if _has_never_trained(summary):
         return "The command never began to train. This says nothing about what it survives."
     is_unseen = summary.job_outcome == "completed" and summary.steps_committed == 0
-    if summary.verdict == "inconclusive" and summary.command and is_unseen:
+    if summary.verdict == "inconclusive" and summary.traits.is_user_script and is_unseen:
         return "No training step was seen in the command. This says nothing about what it survives."
     if summary.verdict == "pass" and not summary.incidents:
         return "The job completed without a fault, and all gates passed."
@@ -96,7 +96,7 @@ def _has_failed_by_itself(summary: Summary) -> bool:
 
 
 def _has_never_trained(summary: Summary) -> bool:
-    return summary.verdict == "error" and bool(summary.command) and summary.job_outcome == "failed"
+    return summary.verdict == "error" and summary.traits.is_user_script and summary.job_outcome == "failed"
 
 
 def approximation_words(summary: Summary) -> str | None:

@@ -37,7 +37,7 @@ from harness.judging.gates import HaltCondition
 from harness.live.live import RunView
 from harness.run.baseline_after import BaselineAfter
 from harness.run.baseline_beside import BaselineBeside
-from harness.run.job_run import JobRun, job_started
+from harness.run.job_run import JobRun
 from harness.run.overlaps import Overlaps
 from harness.run.restarts import Restarts
 from mecefo_runtime.job.config import JobConfig
@@ -183,7 +183,7 @@ class Conductor:
                 experiment_hash=experiment_hash(self._experiment),
                 seed=self._experiment.seed,
                 gates=[str(gate) for gate in self._experiment.gates],
-                dilation_ratio=job_started(self._job).dilation_ratio,
+                dilation_ratio=self._job.start_record().dilation_ratio,
                 machine={
                     "cores": len(os.sched_getaffinity(0)),
                     "platform": platform.platform(),
@@ -225,7 +225,7 @@ class Conductor:
             self._experiment.seed,
             may_fire=lambda ranks, incident: may_fire(ranks, incident, limits, cluster),
             cluster=cluster,
-            is_command=isinstance(self._job, CommandConfig),
+            traits=self._job.traits,
         )
         try:
             await running.start()

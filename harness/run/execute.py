@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -35,7 +34,6 @@ from harness.run.preparation import prepare
 from harness.run.ratings import keep_ratings, kept_ratings, with_ratings
 from harness.store.files import write_whole
 from harness.store.runs import new_run_folder
-from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.system.json_values import to_json
 from mecefo_runtime.system.reason import Reason
 
@@ -71,7 +69,7 @@ def execute(
     require_room(job, needs_of(job, incidents, has_baseline=experiment.twin, has_networks=has_networks), kind.machine())
     refuse_if_unclean()
     writable_folder()
-    if isinstance(job, JobConfig) and (why_not := kind.machine().why_no_device(job.device)) is not None:
+    if (why_not := kind.machine().why_no_device(job.device)) is not None:
         raise EnvironmentFailure(why_not)
     engine = kind.require(experiment, stream)
     try:
@@ -79,9 +77,7 @@ def execute(
         (folder / EXPERIMENT_FILE).write_text(to_yaml(experiment), encoding="utf-8")
     except OSError as error:
         raise EnvironmentFailure(f"cannot write to {out}: {why(error, 'choose another place with --out')}") from error
-    if isinstance(job, JobConfig) and job.checkpoint is not None and not job.checkpoint.folder:
-        checkpoint = replace(job.checkpoint, folder=str((folder / CHECKPOINTS_FOLDER).resolve()))
-        job = replace(job, checkpoint=checkpoint)
+    job = job.with_checkpoints_in((folder / CHECKPOINTS_FOLDER).resolve())
     state = RunState() if exporter is None else exporter.state
     with exported(open_view(stream, state=state), exporter, out, experiment.name) as view:
         for warning in prepared.warnings:

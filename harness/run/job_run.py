@@ -5,19 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
-from chaos.experiment.command_job import CommandConfig, command_text
 from chaos.host.process_table import is_stopped
-from chaos.language.launcher import launcher_of_command
 from harness.analysis.job_failures import job_failed
 from harness.analysis.state import RunState
 from harness.backends.base import AnyConfig, Backend, Outcome, RunningJob
-from mecefo_runtime.system.dilation import NO_DILATION
 from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.system.events import Event
-from mecefo_runtime.system.job_records import JobEnded, JobFailed, JobStarted, StepCommitted
-from mecefo_runtime.system.json_values import to_json
+from mecefo_runtime.system.job_records import JobEnded, JobFailed, StepCommitted
 from mecefo_runtime.system.reason import Reason
 
 # A job that commits nothing for this long, and for this many times its usual step, hangs.
@@ -81,7 +76,7 @@ class JobRun:
 
     def tell_start(self) -> None:
         """Say in the log that it begins."""
-        self._emitter.emit(job_started(self.job))
+        self._emitter.emit(self.job.start_record())
 
     def tell_end(self, outcome: Outcome) -> None:
         """Say in the log how it ended."""
@@ -129,34 +124,3 @@ class JobRun:
         usual_seconds = self._state.usual_step_seconds(self.name) or 0.0
         until_missed_seconds = STALL_HEARTBEATS * self.heartbeat_timeout_seconds
         return max(STALL_SECONDS, STALL_STEPS * usual_seconds, until_missed_seconds)
-
-
-def job_started(job: AnyConfig) -> JobStarted:
-    """The event of its start; the sizes of a command's steps are not known then."""
-    num_ranks = job.cluster().num_ranks
-    if isinstance(job, CommandConfig):
-        return JobStarted(
-            num_ranks=num_ranks,
-            nodes=job.nodes,
-            steps=job.steps,
-            tokens_per_step=None,
-            samples_per_step=None,
-            dilation_ratio=NO_DILATION,
-            runtime="command",
-            traits=job.traits.to_dict(),
-            command=command_text(job.command),
-            started_in=str(Path.cwd()),
-            launcher=launcher_of_command(job.command, Path(job.folder) if job.folder else None),
-        )
-    return JobStarted(
-        num_ranks=num_ranks,
-        nodes=job.nodes,
-        steps=job.steps,
-        traits=job.traits.to_dict(),
-        tokens_per_step=job.emulated_tokens(job.tokens_per_step),
-        samples_per_step=job.samples_per_step,
-        dilation_ratio=job.dilation_ratio,
-        emulation=to_json(job)["emulation"],
-        snapshots=None if job.snapshots is None else str(job.snapshots),
-        spares=job.spares,
-    )

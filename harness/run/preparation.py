@@ -184,13 +184,13 @@ def _check_machine(job: AnyConfig, experiment: Experiment, node: Node) -> list[s
     machine, num_ranks = node.capabilities(), job.cluster().num_ranks
     num_cores, memory_bytes = machine.num_cores, machine.memory_bytes
     wanted_bytes = num_ranks * _MIN_RANK_BYTES
-    if isinstance(job, JobConfig) and (job.device == "cpu" or not node.num_gpus()):
-        wanted_bytes += job.data_parallel * job.model.num_parameters * _STATE_BYTES_PER_PARAMETER
-    if isinstance(job, JobConfig) or num_ranks > 1:
+    if job.device == "cpu" or not node.num_gpus():
+        wanted_bytes += job.num_held_parameters * _STATE_BYTES_PER_PARAMETER
+    if not job.traits.is_user_script or num_ranks > 1:
         has = f"this machine has {count(num_cores, 'core')} and {name_bytes(memory_bytes)} of memory"
         if wanted_bytes > memory_bytes:
             fewer = f"{setting('job.nodes')}, {setting('job.gpus_per_node')}"
-            model = f" or {setting('job.model')}" if isinstance(job, JobConfig) else ""
+            model = "" if job.traits.is_user_script else f" or {setting('job.model')}"
             raise UsageError(
                 f"{count(num_ranks, 'rank')} take {name_bytes(wanted_bytes)} of memory or more, and {has}: "
                 f"choose a smaller {fewer}{model}",
@@ -212,11 +212,10 @@ def _said_of_size(experiment: Experiment) -> str:
 
 def _capabilities(experiment: Experiment, job: AnyConfig, node: Node | None) -> frozenset[str]:
     """What faults can count on: what the experiment offers, and the machine `node`, or where it is None any."""
-    is_on_cpu = isinstance(job, JobConfig) and job.device == "cpu"
     is_divided = experiment.nodes_on.divides_network and experiment.network != "loopback"
     of_machine = {
         "root": node is None or node.capabilities().is_root,
-        "cuda": not is_on_cpu and (node is None or node.num_gpus() > 0),
+        "cuda": job.device != "cpu" and (node is None or node.num_gpus() > 0),
         "links": is_divided and _may_need_links(experiment) and (node is None or node.why_no_networks() is None),
     }
     return capabilities_of(experiment) | {need for need, is_there in of_machine.items() if is_there}

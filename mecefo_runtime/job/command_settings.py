@@ -1,4 +1,4 @@
-"""What a user sets of a job that is a training script of the user's, started by a command."""
+"""The settings of a job that is a training script of the user, started by a command."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 from mecefo_runtime.job.costs import Costs
@@ -16,7 +17,8 @@ from mecefo_runtime.job.setting import INLINE, REQUIRED, Option, check_limits, s
 from mecefo_runtime.job.traits import OF_RUNTIME, JobTraits
 from mecefo_runtime.stacks.rulers import MAX_REDUNDANCY, OffsetKind
 from mecefo_runtime.system.devices import DeviceChoice
-from mecefo_runtime.system.job_records import RatingsAgreed
+from mecefo_runtime.system.job_records import JobStarted, RatingsAgreed
+from mecefo_runtime.system.json_values import to_json
 
 MAX_RANKS = 1024
 """The limit of a job, over all nodes."""
@@ -492,6 +494,32 @@ class JobConfig(JobSettings):
         if self.sharded_optimizer and self.takeover == "background":
             raise ValueError("with sharded_optimizer no state moves in the background: takeover is auto or direct")
         self.cluster()
+
+    def start_record(self) -> JobStarted:
+        """The event of its start."""
+        return JobStarted(
+            num_ranks=self.cluster().num_ranks,
+            nodes=self.nodes,
+            steps=self.steps,
+            traits=self.traits.to_dict(),
+            tokens_per_step=self.emulated_tokens(self.tokens_per_step),
+            samples_per_step=self.samples_per_step,
+            dilation_ratio=self.dilation_ratio,
+            emulation=to_json(self)["emulation"],
+            snapshots=None if self.snapshots is None else str(self.snapshots),
+            spares=self.spares,
+        )
+
+    def with_checkpoints_in(self, folder: Path) -> JobConfig:
+        """With its checkpoints in `folder`, where it writes any and no folder is given."""
+        if self.checkpoint is None or self.checkpoint.folder:
+            return self
+        return dataclasses.replace(self, checkpoint=dataclasses.replace(self.checkpoint, folder=str(folder)))
+
+    @property
+    def num_held_parameters(self) -> int:
+        """Parameters that its ranks hold, over all replicas."""
+        return self.data_parallel * self.model.num_parameters
 
     def step_timeout_seconds(self, *, has_steps: bool) -> float | None:
         """How long it may take without a step; None: that depends on how long its steps usually take."""

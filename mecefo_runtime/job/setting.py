@@ -153,7 +153,7 @@ def help_of(place: Place, words: Collection[str] = ()) -> str:
 
 
 def default_in_words(settings: type, path: KeyPath) -> str | None:
-    """What the text of a setting, or else of the part that it belongs to, says of the default; None: nothing."""
+    """The default in the text of a setting, or else of the part that it belongs to; None: neither has one."""
     texts = {place.path: place.setting.text for place in places(settings)}
     of_setting = (texts[path[:length]].partition("; default: ")[2] for length in range(len(path), 0, -1))
     return next(filter(None, of_setting), None)

@@ -89,7 +89,7 @@ class Scene:
             str(self.folder),
             (str(self.checkpoint.parent),),
             str(self.checkpoint.parent),
-            is_command=True,
+            keeps_own_checkpoints=True,
             cluster=CLUSTER,
             lease_seconds=lease_seconds,
             has_watchdog=has_watchdog,

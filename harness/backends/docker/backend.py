@@ -340,7 +340,7 @@ class DockerNodes(Nodes):
 
     def _make_network(self) -> tuple[Network, Mapping[str, str]]:
         assert self._client is not None
-        has_coordinator = not self._spec.is_for_command
+        has_coordinator = self._spec.traits.has_layout
         plans = plan_addresses(self._spec.cluster.nodes, self._run, has_coordinator=has_coordinator)
         return make_network(self._client, f"mecefo-chaos-{self._run}", {containers.LABEL: self._run}, plans)
 

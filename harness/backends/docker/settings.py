@@ -9,13 +9,13 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
-from chaos.experiment.command_job import CommandConfig
 from harness.backends.base import AnyConfig
 from harness.backends.docker.container import COORDINATOR
 from harness.backends.docker.containers import Containers
 from harness.node.node import ThisMachine
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Cluster
+from mecefo_runtime.job.traits import OF_RUNTIME, JobTraits
 from mecefo_runtime.system.devices import VISIBLE_VARIABLE, gpu_names, num_devices
 
 # A container whose network that of a part is.
@@ -38,8 +38,8 @@ class ContainerSpec:
 
     `cpus` (of a core's time, None: no limit) and `memory_bytes` limit a node; `gpus` are this machine's that all nodes
     share out, as NVIDIA's tools call them; `folders` may be written to, `data` is only read, all of them whole paths.
-    With `has_links` each container's network is held by another one, from which it can be changed. `is_for_command`:
-    the nodes run somebody else's, and have no coordinator.
+    With `has_links` each container's network is held by another one, from which it can be changed. `traits`
+    are those of the job: ranks without a layout have no coordinator.
     """
 
     image: str
@@ -50,7 +50,7 @@ class ContainerSpec:
     memory_bytes: int | None = None
     gpus: Sequence[str] = ()
     has_links: bool = False
-    is_for_command: bool = False
+    traits: JobTraits = OF_RUNTIME
 
     def mounts(self) -> list[tuple[Path, str, bool]]:
         """Folders and files of this machine: (which, where inside, whether it may be written to)."""
@@ -66,7 +66,7 @@ class ContainerSpec:
             "user": f"{os.geteuid()}:{os.getegid()}",
             "working_dir": "/tmp",
             "read_only": True,
-            "tmpfs": {_TEMPORARY: f"rw,nosuid,nodev,mode=1777{',exec' if self.is_for_command else ''}"},
+            "tmpfs": {_TEMPORARY: f"rw,nosuid,nodev,mode=1777{',exec' if self.traits.is_user_script else ''}"},
             "cap_drop": ["ALL"],
             "security_opt": ["no-new-privileges"],
             "pids_limit": _MAX_PROCESSES,
@@ -119,17 +119,16 @@ def container_spec(
     """What the containers of `job` are made of; the run and its nodes write to `folders`, whole paths."""
     # One inside another is there already.
     outermost = [one for one in folders if not any(one != other and one.is_relative_to(other) for other in folders)]
-    is_for_command = isinstance(job, CommandConfig)
     return ContainerSpec(
         containers.image,
         job.cluster(),
         outermost,
-        None if isinstance(job, CommandConfig) else job.data and str(Path(job.data).resolve()),
+        job.data and str(Path(job.data).resolve()),
         containers.cpus,
         containers.memory,
-        _gpus() if isinstance(job, CommandConfig) or job.device != "cpu" else (),
+        _gpus() if job.device != "cpu" else (),
         has_links,
-        is_for_command,
+        job.traits,
     )
 
 

@@ -17,7 +17,6 @@ from harness.backends.nodes import Nodes, NodesListener
 from harness.backends.orders import ForkServerProcess
 from harness.network.links import NamespaceLinks, new_mark
 from harness.network.plan import HeldNetworks, Networks
-from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.system.process import ProcessId
 
@@ -77,7 +76,7 @@ class LocalNodes(Nodes):
 
     def nccl_log(self, job: AnyConfig) -> str:
         """The effect of a rule on a link depends on the transport that NCCL uses."""
-        is_watched = self._networked is not None and isinstance(job, JobConfig) and job.device != "cpu"
+        is_watched = self._networked is not None and job.device != "cpu"
         return str(self._logs.resolve() / LOG_NAME) if is_watched else ""
 
     def own_processes(self) -> Collection[ProcessId]:

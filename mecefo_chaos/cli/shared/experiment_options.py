@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -125,7 +124,7 @@ _TARGETS = ("rank=", "node=", "rack=", "stage=", "replica=", "link=", "role=coor
 
 def experiment_options() -> list[click.Parameter]:
     """The parameters that describe an experiment, in the order in which help shows them."""
-    of_settings: dict[str | None, list[GroupedOption]] = defaultdict(list)
+    of_settings: dict[str, list[GroupedOption]] = {ANY_JOB: [], OWN_JOB: [], BUILT_IN_JOB: []}
     for option in _options_of_settings():
         of_settings[option.group].append(option)
     return [

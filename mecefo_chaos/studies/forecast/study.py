@@ -150,7 +150,7 @@ def _finite(value: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """What is known of the job, and what a sensitivity changes one by one."""
+    """The inputs of a forecast, of which each sensitivity changes one."""
 
     job: JobModel
     failures: Failures
