@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,6 +24,7 @@ TABLE_POLL_SECONDS = 0.005
 STOPPED = "T"
 # clock_getcpuclockid(3): the kernel's number for the CPU clock of a whole process (CPUCLOCK_SCHED).
 _CPU_CLOCK = 2
+_MAX_ANCESTORS = 64
 
 
 def why_no_process_table(proc: Path = Path("/proc")) -> tuple[str, str] | None:
@@ -67,7 +68,7 @@ def thread_states(process: ProcessId) -> dict[int, str]:
 
 
 def parent_of(process: ProcessId) -> ProcessId | None:
-    """The process that started it, or has adopted it since; None when either is gone.
+    """The process that started it, or has adopted it since; None when either is gone. A zombie still has a parent.
 
     The parent's pid is read before and after the parent is identified. If both are the same, that pid was not recycled
     in between.
@@ -82,6 +83,16 @@ def parent_of(process: ProcessId) -> ProcessId | None:
     return parent if _parent_pid(process) == before else None
 
 
+def ancestors_of(process: ProcessId) -> Iterator[ProcessId]:
+    """The processes above it, from its parent on, at most 64."""
+    parent = parent_of(process)
+    for _ in range(_MAX_ANCESTORS):
+        if parent is None:
+            return
+        yield parent
+        parent = parent_of(parent)
+
+
 def _parent_pid(process: ProcessId) -> int | None:
     try:
         text = Path(f"/proc/{process.local_pid}/stat").read_text(encoding="utf-8", errors="replace")
@@ -89,7 +100,7 @@ def _parent_pid(process: ProcessId) -> int | None:
         return None
     # proc(5): the state and the parent's pid follow the name, which is in parentheses.
     number = int(text.rpartition(")")[2].split()[1])
-    return number if process.is_running() else None
+    return None if process.state() == "gone" else number
 
 
 def effective_uid(process: ProcessId) -> int | None:

@@ -12,11 +12,10 @@ import pwd
 from contextlib import suppress
 from pathlib import Path
 
-from chaos.host.process_table import effective_uid, parent_of
+from chaos.host.process_table import ancestors_of, effective_uid
 from mecefo_runtime.system.process import ProcessId
 
 ROOT = 0
-_MAX_ANCESTORS = 64
 _ANYBODY_MAY_ENTER = 0o001
 _ANYBODY_MAY_READ = 0o004
 
@@ -48,14 +47,7 @@ class Admission:
         return False
 
     def _is_of_run(self, process: ProcessId) -> bool:
-        one: ProcessId | None = process
-        for _ in range(_MAX_ANCESTORS):
-            if one is None:
-                return False
-            if one == self._root or one in self._admitted:
-                return True
-            one = parent_of(one)
-        return False
+        return any(one == self._root or one in self._admitted for one in (process, *ancestors_of(process)))
 
 
 def user_text(uid: int) -> str:

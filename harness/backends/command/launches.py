@@ -8,12 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from chaos.external.identity import identify
+from chaos.host.process_table import ancestors_of, parent_of
 from mecefo_runtime.system.process import ProcessId
 
-_MAX_ANCESTORS = 32
 # torchft reads them. A script may name its replica group itself, so that RANK alone does not tell who it is.
 _OF_REPLICA_GROUPS = ("REPLICA_GROUP_ID", "NUM_REPLICA_GROUPS", "TORCHFT_LIGHTHOUSE")
 # What tells one start of a launcher's from another one.
@@ -68,7 +67,7 @@ class Launch:
         identity = identify(environment)
         return cls(
             process=process,
-            parent=parent_of(process.local_pid),
+            parent=parent_of(process),
             rank=identity.rank,
             node=identity.node,
             world_size=identity.world_size,
@@ -76,7 +75,7 @@ class Launch:
             start_key=tuple(environment.get(name, "") for name in _OF_A_START),
             is_placed=bool(environment.get("LOCAL_RANK")),
             began_seconds=began_seconds,
-            ancestors=tuple(ancestors_of(process.local_pid)),
+            ancestors=tuple(ancestors_of(process)),
         )
 
 
@@ -203,23 +202,3 @@ def _is_same_start(earlier: Launch | None, launch: Launch) -> bool:
     if earlier is None or earlier.is_observed:
         return False
     return earlier.process == launch.process or not earlier.has_ended or earlier.exit_code == 0
-
-
-def parent_of(pid: int) -> ProcessId | None:
-    """The process that started it, or has adopted it since; None when either is gone."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-        # proc(5): the state and the parent's pid follow the name, which is in parentheses.
-        return ProcessId.of(int(text.rpartition(")")[2].split()[1]))
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def ancestors_of(pid: int) -> list[ProcessId]:
-    """The processes above it, from its parent on."""
-    found: list[ProcessId] = []
-    parent = parent_of(pid)
-    while parent is not None and parent.pid > 1 and len(found) < _MAX_ANCESTORS:
-        found.append(parent)
-        parent = parent_of(parent.local_pid)
-    return found

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.backends.command.launches import ancestors_of, parent_of
+from chaos.host.process_table import ancestors_of, parent_of
 from harness.backends.command.processes_by_env import environment_of
 from mecefo_runtime.system.process import ProcessId
 
@@ -81,10 +81,10 @@ class RankLaunchers:
 def launcher_of(rank: ProcessId, is_ours: Callable[[int], bool]) -> ProcessId | None:
     """The process that started `rank`: None where that is a shell, no launcher, or no process of this run."""
     told = {(name, value) for name, value in environment_of(rank.local_pid).items() if name in _PLACE}
-    if not told and not _is_of_multiprocessing(rank.local_pid):
+    if not told and not _is_of_multiprocessing(rank):
         # Nobody told it anything: whoever started it would have started any other program in the same way.
         return None
-    for process in ancestors_of(rank.local_pid):
+    for process in ancestors_of(rank):
         if process.local_pid == os.getpid() or not is_ours(process.local_pid):
             return None
         is_told = bool(told) and told <= environment_of(process.local_pid).items()
@@ -94,9 +94,9 @@ def launcher_of(rank: ProcessId, is_ours: Callable[[int], bool]) -> ProcessId | 
     return None
 
 
-def _is_of_multiprocessing(pid: int) -> bool:
+def _is_of_multiprocessing(process: ProcessId) -> bool:
     """Whether Python's multiprocessing started it: by a command line of its own, or as a fork of its parent."""
-    command, parent = _command_of(pid), parent_of(pid)
+    command, parent = _command_of(process.local_pid), parent_of(process)
     is_fork = parent is not None and bool(command) and command == _command_of(parent.local_pid)
     return _MULTIPROCESSING in command or is_fork
 

@@ -17,6 +17,7 @@ from typing import ClassVar
 from chaos.experiment.command_job import CommandConfig
 from chaos.external.identity import JOB_VARIABLE
 from chaos.faults.base import LauncherLeft, LinkHost, OwnedProcess
+from chaos.host.process_table import ancestors_of, parent_of
 from chaos.host.run_processes import RUN_VARIABLE
 from chaos.in_process.protocol import Start
 from harness.analysis.command.failure_cause import EXITED, PIPE, FailureCause
@@ -37,7 +38,7 @@ from harness.backends.command.attempts import (
 from harness.backends.command.failing import FailureFacts, failure_reason, is_pipe
 from harness.backends.command.known_states import KnownStates
 from harness.backends.command.launcher_log import OLD_ADDRESSES, STORE_SETTING, LauncherLog, LogSteps
-from harness.backends.command.launches import Launch, ancestors_of, parent_of, restarts_of
+from harness.backends.command.launches import Launch, restarts_of
 from harness.backends.command.other_users import OtherUser, other_user_of
 from harness.backends.command.processes_by_env import environment_of, listener_on, processes_of_run
 from harness.backends.command.rank_launchers import RankLaunchers, is_shell
@@ -265,7 +266,7 @@ class CommandRun(EndingJob, ABC):
             rank=rank,
             start_count=int(hello["attempt"]),
             world_size=world_size,
-            ancestors=tuple(ancestors_of(process.local_pid)),
+            ancestors=tuple(ancestors_of(process)),
             blamed_as=self._where(process, hello),
             replica=None if replica is None else int(replica),
             is_marked=is_marked,
@@ -317,7 +318,7 @@ class CommandRun(EndingJob, ABC):
                     )
                     self._emitter.emit(begun, monotonic_seconds=began_seconds)
                 case RankStarted(owned, rank, attempt, began_seconds):
-                    parent = parent_of(owned.process.local_pid)
+                    parent = parent_of(owned.process)
                     started = ProcessStarted(
                         **_started(owned).given(),
                         started_rank=rank,

@@ -17,10 +17,10 @@ from chaos.faults.base import FaultContext
 from chaos.faults.process.kill import KillNode
 from chaos.faults.process.pause import PauseNode
 from chaos.faults.watch import Watch
+from chaos.host.process_table import parent_of
 from chaos.host.run_processes import RUN_VARIABLE
 from chaos.language.target import ResolvedTarget
 from harness.backends.command.backend import LocalCommand
-from harness.backends.command.launches import parent_of
 from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.system.process import ProcessId
 
@@ -108,7 +108,7 @@ def test_a_launcher_behind_a_shell_goes_with_its_node_and_the_shell_stays():
 
 
 def launcher_pid(rank_pid):
-    return parent_of(rank_pid).pid
+    return parent_of(ProcessId.of(rank_pid)).pid
 
 
 def test_the_command_itself_goes_with_the_node_where_it_is_the_launcher():

@@ -27,6 +27,7 @@ from harness.backends.docker.settings import (
 )
 from harness.control.control_server import ControlServer
 from mecefo_runtime.job.config import CheckpointConfig, JobConfig
+from mecefo_runtime.job.traits import OF_COMMAND
 from mecefo_runtime.system.emitter import Emitter
 
 pytestmark = pytest.mark.unit
@@ -86,7 +87,7 @@ def test_only_who_holds_a_network_may_change_one():
 def test_a_command_has_no_coordinator_and_its_folder_may_be_that_for_temporary_files(tmp_path):
     _, addresses = next(plan_addresses(2, "0" * 16, has_coordinator=False))
     assert addresses.keys() == {"node-0", "node-1"}
-    spec = replace(SPEC, is_for_command=True)
+    spec = replace(SPEC, traits=OF_COMMAND)
     # What torch compiles there is to be loaded.
     assert "exec" in spec.settings("node-0", [])["tmpfs"]["/tmp"].split(",")
     assert "exec" not in SPEC.settings("node-0", [])["tmpfs"]["/tmp"].split(",")
@@ -96,7 +97,7 @@ def test_a_command_has_no_coordinator_and_its_folder_may_be_that_for_temporary_f
 def test_a_command_writes_to_its_folder_which_may_hold_the_runs(tmp_path):
     job = CommandConfig(("true",), folder=str(tmp_path))
     spec = container_spec(Containers(), job, (tmp_path / "runs" / "one", folder_of(job)), has_links=False)
-    assert spec.is_for_command and spec.mounts() == [(tmp_path, str(tmp_path), True)]
+    assert spec.traits is OF_COMMAND and spec.mounts() == [(tmp_path, str(tmp_path), True)]
 
 
 def test_the_runs_folders_may_be_written_to_and_its_data_only_read(tmp_path):
