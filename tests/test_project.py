@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,11 +25,10 @@ from harness.judging.verdict import EXIT_CODES
 from mecefo_chaos.cli.main import cli, run_cli
 from mecefo_runtime import planners
 from tests.conftest import TIERS
+from tests.sources import PACKAGES, ROOT, SOURCES, module_name, nodes, trees
 
 pytestmark = pytest.mark.unit
 
-ROOT = Path(__file__).parents[1]
-PACKAGES = ("chaos", "harness", "mecefo_chaos", "mecefo_runtime", "benchmarks", "dashboards", "manual")
 # Packages and their rooms, lowest first: an import may point to the left and down, never to the right or up.
 ROOMS: Mapping[str, tuple[str, ...]] = {
     "mecefo_runtime": (
@@ -87,19 +86,6 @@ BELOW: Mapping[str, tuple[str, ...]] = {
 MAX_FUNCTION_LINES = 70
 
 
-def module_name(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-
-
-SOURCES = {module_name(path): path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))}
-
-
-@functools.cache
-def trees() -> dict[str, ast.Module]:
-    """What is in the sources; not parsed where only other tests are run."""
-    return {module: ast.parse(path.read_text()) for module, path in SOURCES.items()}
-
-
 def is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
@@ -114,6 +100,7 @@ def statements(node: ast.AST, *, at_import_time: bool) -> Iterator[ast.AST]:
         yield from statements(child, at_import_time=at_import_time)
 
 
+@functools.cache
 def imports(module: str, *, at_import_time: bool = False) -> set[str]:
     """The modules that `module` names in its import statements, as far as they are ours; whole names otherwise."""
     found: set[str] = set()
@@ -175,10 +162,10 @@ def test_there_are_no_import_cycles():
     graphlib.TopologicalSorter(graph).prepare()
 
 
-def looks_by_number(tree: ast.AST) -> Iterator[str]:
+def looks_by_number(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Looks at a process and acts on one by the bare `pid` of a `ProcessId`, whatever host that is of."""
     by_pid = ("pidfd_open", "kill", "getsid", "waitpid", "prlimit", "read_environment", "environment_of", "Process")
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             texts = [part.value for part in node.values if isinstance(part, ast.Constant)]
             values = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
@@ -193,9 +180,11 @@ def looks_by_number(tree: ast.AST) -> Iterator[str]:
 
 
 def test_looks_and_acts_refuse_processes_of_another_host():
-    found = {module: list(looks_by_number(trees()[module])) for module in SOURCES if within(module, *ROOMS)}
+    found = {module: list(looks_by_number(nodes(module))) for module in SOURCES if within(module, *ROOMS)}
     assert {module: looks for module, looks in found.items() if looks} == {}
-    assert list(looks_by_number(ast.parse("os.pidfd_open(process.pid); Path(f'/proc/{one.process.pid}/stat')"))) == [
+    assert list(
+        looks_by_number(ast.walk(ast.parse("os.pidfd_open(process.pid); Path(f'/proc/{one.process.pid}/stat')")))
+    ) == [
         "os.pidfd_open(process.pid)",
         "f'/proc/{one.process.pid}/stat'",
     ]
@@ -207,7 +196,7 @@ def test_raw_times_of_other_clocks_are_read_at_the_door_alone():
     found = {
         module
         for module in SOURCES
-        if any(isinstance(node, ast.Attribute) and node.attr in reads for node in ast.walk(trees()[module]))
+        if any(isinstance(node, ast.Attribute) and node.attr in reads for node in nodes(module))
     }
     assert found == {
         "mecefo_runtime.system.clocks",
@@ -329,8 +318,8 @@ def test_every_module_says_what_it_is():
 def test_functions_are_short():
     long = {
         f"{module}.{node.name}": node.end_lineno - node.lineno + 1
-        for module, tree in trees().items()
-        for node in ast.walk(tree)
+        for module in SOURCES
+        for node in nodes(module)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None
         if node.end_lineno - node.lineno + 1 > MAX_FUNCTION_LINES
     }
@@ -503,10 +492,10 @@ def has_no_encoding(call: ast.Call, is_entered: bool) -> bool:
     return what in ("read_text", "write_text") or is_text_file or bool(named & {"text", "universal_newlines"})
 
 
-def without_encoding(tree: ast.Module) -> Iterator[int]:
+def without_encoding(nodes: Sequence[ast.AST]) -> Iterator[int]:
     """The lines of calls that have none."""
-    entered = {id(item.context_expr) for node in ast.walk(tree) if isinstance(node, ast.With) for item in node.items}
-    for node in ast.walk(tree):
+    entered = {id(item.context_expr) for node in nodes if isinstance(node, ast.With) for item in node.items}
+    for node in nodes:
         if isinstance(node, ast.Call) and has_no_encoding(node, id(node) in entered):
             yield node.lineno
 
@@ -515,9 +504,9 @@ def without_encoding(tree: ast.Module) -> Iterator[int]:
 def test_no_text_depends_on_the_locale(package):
     assert not [
         f"{SOURCES[module]}:{line}"
-        for module, tree in trees().items()
+        for module in SOURCES
         if within(module, package)
-        for line in without_encoding(tree)
+        for line in without_encoding(nodes(module))
     ]
 
 
@@ -531,6 +520,6 @@ def test_a_text_that_depends_on_the_locale_is_seen():
         *("subprocess.run(c)", "with p.open('wb') as f: pass", "session.open(folder)"),
     )
     for source in bad:
-        assert list(without_encoding(ast.parse(source))), source
+        assert list(without_encoding([*ast.walk(ast.parse(source))])), source
     for source in good:
-        assert not list(without_encoding(ast.parse(source))), source
+        assert not list(without_encoding([*ast.walk(ast.parse(source))])), source

@@ -3,8 +3,7 @@
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
 
@@ -13,10 +12,10 @@ from chaos.refusals import NOT_UNDONE
 from manual.reasons import TABLES, WORDS, page
 from mecefo_runtime.system.json_values import to_json
 from mecefo_runtime.system.reason import Made, Reason, Table
+from tests.sources import ROOT, SOURCES, nodes, trees
 
 pytestmark = pytest.mark.unit
 
-ROOT = Path(__file__).parents[1]
 PACKAGES = ("mecefo_runtime", "chaos", "harness", "mecefo_chaos", "benchmarks")
 TRANSLATION = "harness/store/sentences.py"
 """The only file in which sentences of this product are read."""
@@ -48,10 +47,11 @@ _METHODS = frozenset(
 ) | {"match", "search", "fullmatch", "compile", "split", "count"}
 
 
-def sources() -> Iterator[tuple[str, ast.Module]]:
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            yield str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))
+def product() -> Iterator[tuple[str, str]]:
+    """(path, module) of what is installed or measures it."""
+    for module, path in SOURCES.items():
+        if module.split(".")[0] in PACKAGES:
+            yield str(path.relative_to(ROOT)), module
 
 
 def literals(node: ast.AST, constants: Mapping[str, list[str]]) -> Iterator[str]:
@@ -84,10 +84,10 @@ def constants_of(module: ast.Module) -> dict[str, list[str]]:
     return found
 
 
-def decisions(module: ast.Module) -> Iterator[tuple[int, str]]:
+def decisions(module: ast.Module, nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """(line, sentence) of each decision on a literal of three words or more."""
     constants = constants_of(module)
-    for node in ast.walk(module):
+    for node in nodes:
         asked: list[ast.AST] = []
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS:
             asked = list(node.args)
@@ -103,19 +103,28 @@ def decisions(module: ast.Module) -> Iterator[tuple[int, str]]:
                     yield node.lineno if hasattr(node, "lineno") else 0, text
 
 
+def decisions_in(module: str) -> Iterator[tuple[int, str]]:
+    return decisions(trees()[module], nodes(module))
+
+
+def decisions_of(code: str) -> list[tuple[int, str]]:
+    module = ast.parse(code)
+    return list(decisions(module, ast.walk(module)))
+
+
 def test_no_sentence_decides():
     wrong = [
         f"{path}:{line}: {text[:80]!r}"
-        for path, module in sources()
+        for path, module in product()
         if path != TRANSLATION and path not in FOREIGN
-        for line, text in decisions(module)
+        for line, text in decisions_in(module)
     ]
     assert not wrong, wrong
 
 
 def test_files_that_read_what_others_write_still_do():
-    trees = dict(sources())
-    assert [path for path in FOREIGN if not any(decisions(trees[path]))] == []
+    modules = dict(product())
+    assert [path for path in FOREIGN if not any(decisions_in(modules[path]))] == []
 
 
 @pytest.mark.parametrize(
@@ -131,12 +140,12 @@ def test_files_that_read_what_others_write_still_do():
     ],
 )
 def test_a_decision_on_a_sentence_is_seen(code):
-    assert list(decisions(ast.parse(code)))
+    assert decisions_of(code)
 
 
 @pytest.mark.parametrize("code", ['x.startswith("kill-")', 'raise E("the job ended before it")', 'x = "a b" in y'])
 def test_other_code_is_not_taken_for_one(code):
-    assert not list(decisions(ast.parse(code)))
+    assert not decisions_of(code)
 
 
 def codes() -> set[str]:
@@ -148,8 +157,8 @@ def codes() -> set[str]:
 def test_every_code_that_is_given_has_a_line_in_a_table():
     given = {
         (path, node.args[0].value)
-        for path, module in sources()
-        for node in ast.walk(module)
+        for path, module in product()
+        for node in nodes(module)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Reason" and node.args
         if isinstance(node.args[0], ast.Constant)
     }
@@ -160,8 +169,8 @@ def test_every_code_that_is_given_has_a_line_in_a_table():
 def test_each_failed_undo_has_a_code_and_its_fields():
     raised = [
         (f"{path}:{node.lineno}", node.args[0])
-        for path, module in sources()
-        for node in ast.walk(module)
+        for path, module in product()
+        for node in nodes(module)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "HealError" and node.args
     ]
     assert len(raised) > 30, "the calls were not found"
@@ -181,9 +190,9 @@ def test_each_failed_undo_has_a_code_and_its_fields():
 def test_every_line_of_a_table_is_of_a_code_that_is_given():
     written = Counter(
         node.value
-        for path, module in sources()
+        for path, module in product()
         if path != TRANSLATION
-        for node in ast.walk(module)
+        for node in nodes(module)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     )
     in_tables = Counter(code for _, table in TABLES.values() for code in set(table))
