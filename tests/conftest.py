@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -37,6 +38,10 @@ TESTS = Path(__file__).parent
 # In the order in which they run: what takes long begins early, so that no worker is alone with it at the end.
 TIERS = ("smoke", "docker", "crash", "external", "integration", "browser", "unit", "nightly")
 DEFAULT_TIERS = "(unit or smoke) and not nightly"
+REAL_TIERS = "not (unit or smoke or nightly)"
+# In a file with tests of these tiers, and in one without any, whose tests must be seen to lack it.
+_REAL = re.compile(rf"mark\.({'|'.join(TIERS[1:-2])})\b")
+_UNIT = re.compile(r"^pytestmark = pytest\.mark\.unit$", re.MULTILINE)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,6 +60,14 @@ def pytest_configure(config: pytest.Config) -> None:
     is_whole_suite = {Path(argument).resolve() for argument in config.args} <= {TESTS, TESTS.parent}
     if not config.option.markexpr and (not is_named or is_whole_suite):
         config.option.markexpr = DEFAULT_TIERS
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Real runs alone: leave out files whose tests are all of the unit tier, which take long to import."""
+    if config.option.markexpr != REAL_TIERS or collection_path.suffix != ".py":
+        return None
+    source = collection_path.read_text(encoding="utf-8")
+    return True if _UNIT.search(source) and not _REAL.search(source) else None
 
 
 _WRONG_TIERS = pytest.StashKey[str]()

@@ -24,7 +24,7 @@ from chaos.faults import registry
 from harness.judging.verdict import EXIT_CODES
 from mecefo_chaos.cli.main import cli, run_cli
 from mecefo_runtime import planners
-from tests.conftest import TIERS
+from tests.conftest import REAL_TIERS, TIERS
 from tests.sources import PACKAGES, ROOT, SOURCES, module_name, nodes, trees
 
 pytestmark = pytest.mark.unit
@@ -357,6 +357,7 @@ def test_ci_runs_the_tests_as_the_readme_says():
     script = (ROOT / ".ci/run").read_text()
     lines = [re.sub(r" --quiet", "", line.strip()) for line in script.splitlines()]
     assert set(TEST_COMMANDS) <= set(lines)
+    assert f'-m "{REAL_TIERS}"' in REAL_RUNS, "files without real runs are not left out"
     assert lines[-1] == REAL_RUNS, "the closing line of pytest must be the last one printed"
     contributing = (ROOT / "CONTRIBUTING.md").read_text()
     assert all(f"`{line}`" in contributing for line in lines if line.startswith("pytest "))

@@ -248,6 +248,9 @@ def main() -> None:
     os.dup2(2, 1)
     held = os.environ.pop(NETWORKS_VARIABLE, None)
     ForkServer(0, replies, None if held is None else Networks.from_text(held)).serve()
+    sys.stderr.flush()
+    # Python's own end takes half a second with torch imported, and the run waits for it; there is nothing to clean up.
+    os._exit(0)
 
 
 if __name__ == "__main__":

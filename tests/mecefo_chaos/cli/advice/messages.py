@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from chaos.experiment.terms import terms
+from tests.sources import ROOT, SOURCES, nodes
 
-ROOT = Path(__file__).parents[4]
 PACKAGES = ("chaos", "harness", "mecefo_runtime", "mecefo_chaos")
 # A field of a template (`mecefo_runtime.system.reason.Table`), escaped.
 _HOLE = re.compile(r"\\\{\w[^{}]*\\\}")
@@ -38,21 +38,29 @@ class Message:
         return re.search(self.pattern, text, re.DOTALL) is not None
 
 
-def messages(packages: tuple[str, ...] = PACKAGES) -> list[Message]:
+@functools.cache
+def messages() -> tuple[Message, ...]:
     """All of them."""
-    files = [file for package in packages for file in sorted((ROOT / package).rglob("*.py"))]
-    return [message for file in files for message in in_source(file.read_text(), str(file.relative_to(ROOT)))]
+    return tuple(
+        message
+        for module, path in SOURCES.items()
+        if module.split(".")[0] in PACKAGES
+        for message in _in(nodes(module), str(path.relative_to(ROOT)))
+    )
 
 
-def in_source(source: str, path: str) -> Iterator[Message]:
+def in_source(source: str, path: str) -> list[Message]:
     """Those of one file."""
-    tree = ast.parse(source)
-    ignored = set(_ignored(tree))
-    for node in ast.walk(tree):
+    return list(_in(tuple(ast.walk(ast.parse(source))), path))
+
+
+def _in(nodes: Sequence[ast.AST], path: str) -> Iterator[Message]:
+    ignored = set(_ignored(nodes))
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             # Its constant parts are no texts of their own.
             ignored.update(id(part) for part in node.values)
-    for node in ast.walk(tree):
+    for node in nodes:
         if id(node) in ignored:
             continue
         parts = node.values if isinstance(node, ast.JoinedStr) else [node]
@@ -62,9 +70,9 @@ def in_source(source: str, path: str) -> Iterator[Message]:
                 yield message
 
 
-def _ignored(tree: ast.Module) -> Iterator[int]:
+def _ignored(nodes: Iterable[ast.AST]) -> Iterator[int]:
     """Nodes that are docstrings, text of help, or the name of a place."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             yield id(node.value)
         elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Made":

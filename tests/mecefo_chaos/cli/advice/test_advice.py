@@ -17,7 +17,6 @@ pytestmark = pytest.mark.unit
 
 # What these would do takes longer than to say whether they accept their words.
 ONLY_PARSED = ("report", "runs", "heal", "shrink", "calibrate")
-MESSAGES = messages()
 TABLE_PATH = "tests/mecefo_chaos/cli/advice/table.py"
 
 
@@ -96,7 +95,7 @@ def test_every_message_that_names_an_option_has_a_row(answer):
     told = {row: row.text or answer(row.line)[1] for row in TABLE}
     missing = [
         f"{message.place}: {option}: {message.text[:120]!r}"
-        for message in MESSAGES
+        for message in messages()
         if not is_excepted(message)
         for option in sorted(message.options - OTHER_PROGRAMS.keys() if message.options else [""])
         if not has_row(message, option, told)
@@ -118,11 +117,11 @@ def is_excepted(message: Message) -> bool:
 
 def test_no_exception_and_no_text_is_stale():
     """A message that was changed or removed takes with it what the table says of it."""
-    unused = [part for part in EXCEPTIONS if not any(m.place.startswith(part) or part in m.text for m in MESSAGES)]
-    unused += [part for part, _ in ONLY_NAMED if not any(part in message.text for message in MESSAGES)]
-    named = {option for message in MESSAGES for option in message.options}
+    unused = [part for part in EXCEPTIONS if not any(m.place.startswith(part) or part in m.text for m in messages())]
+    unused += [part for part, _ in ONLY_NAMED if not any(part in message.text for message in messages())]
+    named = {option for message in messages() for option in message.options}
     unused += [option for option in OTHER_PROGRAMS if option not in named]
-    unused += [row.text for row in TABLE if row.text and not any(message.is_in(row.text) for message in MESSAGES)]
+    unused += [row.text for row in TABLE if row.text and not any(message.is_in(row.text) for message in messages())]
     assert not unused, f"nothing in the product says this any more: remove it from {TABLE_PATH}"
 
 
