@@ -1,4 +1,4 @@
-"""The command and the injector: experiments, triggers, targets, faults, and how they are injected.
+"""The injector: experiments, triggers, targets, faults, and how they are injected, verified and undone.
 
-Below `cli` and `commands` nothing here imports `harness`.
+Nothing here imports `harness` or `mecefo_chaos`.
 """

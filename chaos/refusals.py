@@ -242,7 +242,7 @@ NOT_UNDONE = Table(
         "left_in_engine": "still in the Docker engine after {seconds:g} s: {left}",
         "container_state_unknown": "nobody knows whether container {container} runs: {error}",
         # the undo itself did not work
-        "undo_broke_down": "the undo of {fault} broke down: {error}",
+        "undo_broke_down": "the undo of {fault} broke down at {place}: {error}",
         "end_broke_down": "the end of {fault} broke down: {error}",
         "order_not_returned": "an order for {fault} has not returned",
     }

@@ -70,12 +70,14 @@ def undo_pending(
     lapse: bool = False,
     faults: Faults | None = None,
     is_confirmed: bool = False,
+    is_by_hand: bool = False,
     ledger: Ledger | None = None,
 ) -> Undoing:
     """Undo every pending entry of the run's ledger, the newest first; see `Ledger.undo` for `lapse`.
 
     Nothing is undone of a ledger that is not believed, nor what an entry says of files that are none of the job's.
-    `is_confirmed`: the user has looked at its entries. `ledger` is a ledger that is open already.
+    `is_confirmed`: the user has looked at its entries. `is_by_hand`: the user has undone what cannot be undone here, so
+    that its entries are closed. `ledger` is a ledger that is open already.
 
     Raises:
         EnvironmentFailure: the ledger cannot be opened for writing.
@@ -97,10 +99,24 @@ def undo_pending(
                 undo = _undo_of(run, entry, kinds, folders)
                 evidence = opened.undo(entry.incident, entry.fault, entry.record, undo, lapse=lapse)
             except ChaosError as error:
-                found.failed.append({**name, "reason": str(error), "why": reason_of_error(error)})
+                if is_by_hand and not _is_of_another(run, entry):
+                    evidence = opened.undo(entry.incident, entry.fault, entry.record, lambda _: {"undone": "by hand"})
+                    found.undone.append({**name, "evidence": evidence})
+                    continue
+                record = {"record": entry.record}
+                found.failed.append({**name, "reason": str(error), "why": reason_of_error(error), **record})
             else:
                 found.undone.append({**name, "evidence": evidence})
     return found
+
+
+def _is_of_another(run: OpenRun, entry: Entry) -> bool:
+    """Whether an entry is of another run, or of another host: it is closed there."""
+    try:
+        refuse_elsewhere(run, entry)
+    except ChaosError:
+        return True
+    return entry.run not in ("", run.run)
 
 
 def refuse_if_doubtful(run: OpenRun, contents: Contents, *, is_confirmed: bool = False, is_own: bool = False) -> None:
@@ -149,11 +165,18 @@ def _undo_of(
     return lambda record: kind.undo(without_processes(record))
 
 
-def heal(run: OpenRun, by: Author = "heal", faults: Faults | None = None, *, is_confirmed: bool = False) -> Healed:
+def heal(
+    run: OpenRun,
+    by: Author = "heal",
+    faults: Faults | None = None,
+    *,
+    is_confirmed: bool = False,
+    is_by_hand: bool = False,
+) -> Healed:
     """End the processes of a run whose tool is dead, undo all that is pending, and look whether anything is left.
 
     Forgets the run when nothing is; of a ledger that somebody removed nothing can be undone. The caller has made sure
-    that its owner is dead. See `undo_pending` for `is_confirmed`.
+    that its owner is dead. See `undo_pending` for `is_confirmed` and `is_by_hand`.
 
     Raises:
         EnvironmentFailure: the ledger cannot be opened for writing.
@@ -165,7 +188,7 @@ def heal(run: OpenRun, by: Author = "heal", faults: Faults | None = None, *, is_
     # Killed first, so that none does again what is undone now. Most have ended by the time that the undo is through.
     is_here = not run.is_before_restart()
     killed = kill_processes(run.run) if is_here else ()
-    undoing = undo_pending(run, by, faults=faults, is_confirmed=is_confirmed)
+    undoing = undo_pending(run, by, faults=faults, is_confirmed=is_confirmed, is_by_hand=is_by_hand)
     ended = {one.process: one for one in (*killed, *(end_processes(run.run) if is_here else ()))}
     removed: list[str] = []
     if run.engine is not None:

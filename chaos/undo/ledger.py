@@ -18,6 +18,7 @@ import math
 import os
 import stat
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -208,7 +209,9 @@ class Ledger:
                 raise
             except Exception as error:
                 # A mistake of the fault's must not hide that something was left behind.
-                raise HealError(Reason("undo_broke_down", fault=fault, error=repr(error))) from error
+                where = traceback.extract_tb(error.__traceback__)[-1]
+                place = f"{where.filename}:{where.lineno}"
+                raise HealError(Reason("undo_broke_down", fault=fault, error=repr(error), place=place)) from error
             if not lapse:
                 self._write(incident, fault, "struck", {})
             elif known is not None and self._newest(incident) == known:

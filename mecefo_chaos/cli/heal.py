@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from chaos.errors import ChaosError, HealError, UsageError
+from harness.analysis.words import count
 from mecefo_chaos.cli.shared import completing
 from mecefo_chaos.cli.shared.options import JSON_OPTION, OUT_OPTION
 from mecefo_chaos.cli.shared.output import echo, print_json, print_text
@@ -31,7 +34,10 @@ if TYPE_CHECKING:
 @click.option(
     "--yes", "is_confirmed", is_flag=True, help="Also heal by a ledger of yours that must be looked at first."
 )
-def heal(reference: str | None, out: Path, as_json: bool, dry_run: bool, is_confirmed: bool) -> int:
+@click.option(
+    "--by-hand", "is_by_hand", is_flag=True, help="Close what cannot be undone here: you have undone it yourself."
+)
+def heal(reference: str | None, out: Path, as_json: bool, dry_run: bool, is_confirmed: bool, is_by_hand: bool) -> int:
     """Undo what interrupted runs left behind, and end their processes.
 
     Without RUN: all your runs on this machine whose `chaos` process has died; runs in progress are not touched. RUN
@@ -41,11 +47,13 @@ def heal(reference: str | None, out: Path, as_json: bool, dry_run: bool, is_conf
     from chaos.host.process_table import require_process_table
 
     require_process_table()
+    if is_by_hand and (reference is None or dry_run):
+        raise UsageError("--by-hand closes the entries of one run: name it, without --dry-run")
     if reference is None:
         open_runs, unreadable = _open_runs()
     else:
         open_runs, unreadable = [_find(out, reference)], []
-    results = [_heal(run, dry_run, is_confirmed, may_ask=not as_json) for run in open_runs]
+    results = [_heal(run, dry_run, is_confirmed, is_by_hand, may_ask=not as_json) for run in open_runs]
     # A run lies in OUT/NAME/TIME; one that its watchdog has healed is known no more, and its OUT is ours then.
     targets = _dead_targets({out.resolve(), *(run.folder.resolve().parent.parent for run in open_runs)}, dry_run)
     if as_json:
@@ -61,8 +69,9 @@ def heal(reference: str | None, out: Path, as_json: bool, dry_run: bool, is_conf
             print_text(_told(one, dry_run))
         for path in unreadable:
             print_text(f"{path} should name a running run, and cannot be read: look at it, then remove it")
-        for address in targets:
-            print_text(f"{'would be ' if dry_run else ''}removed: {address} of a dead run, a target for Prometheus")
+        if targets:
+            would = "would be " if dry_run else ""
+            print_text(f"{would}removed from prometheus.json: {count(len(targets), 'address')} of dead runs")
         if not results and not unreadable:
             nothing = "nothing else" if targets else "nothing"
             print_text(f"{nothing} to heal: no run of yours has left anything on this machine")
@@ -126,7 +135,7 @@ def _is_ledger(path: Path) -> bool:
     return False
 
 
-def _heal(run: OpenRun, dry_run: bool, is_confirmed: bool, *, may_ask: bool) -> Healed:
+def _heal(run: OpenRun, dry_run: bool, is_confirmed: bool, is_by_hand: bool, *, may_ask: bool) -> Healed:
     from chaos.undo.belief import doubt, doubt_of_age
     from chaos.undo.heal import Healed, heal, is_registered, preview
     from chaos.undo.ledger import read_ledger
@@ -143,7 +152,7 @@ def _heal(run: OpenRun, dry_run: bool, is_confirmed: bool, *, may_ask: bool) -> 
         if not is_confirmed:
             return Healed(run.run, str(run.folder), problems=("nothing was undone",))
     try:
-        return heal(run, is_confirmed=is_confirmed)
+        return heal(run, is_confirmed=is_confirmed, is_by_hand=is_by_hand)
     except ChaosError as error:
         # One run that cannot be healed must not keep the others from it.
         return Healed(run.run, str(run.folder), problems=(str(error),))
@@ -179,7 +188,13 @@ def _told(healed: Healed, dry_run: bool) -> str:
         lines.append(f"  incident {one['incident']} ({one['fault']}): {would}undone{_how(one)}")
         lines += [f"    {path}" for path in one.get("paths", ())]
         lines += [f"    pid {pid}" for pid in one.get("pids", ())]
-    lines += [f"  incident {one['incident']} ({one['fault']}) is NOT undone: {one['reason']}" for one in healed.failed]
+    for one in healed.failed:
+        lines.append(f"  incident {one['incident']} ({one['fault']}) is NOT undone: {one['reason']}")
+        if record := one.get("record"):
+            lines.append(f"    undo record: {json.dumps(record)}")
+    if healed.failed and not dry_run:
+        lines.append("  if it stays so, undo it by hand as the record says, then close it:")
+        lines.append(f"    chaos heal {shlex.quote(healed.folder)} --by-hand")
     lines += [f"  {would}ended: pid {one['pid']}: {one['command']}" for one in healed.ended]
     lines += [f"  {would}removed: {what}" for what in healed.removed]
     lines += [f"  left behind: {one['kind']} {one['what']}" for one in healed.left]

@@ -20,6 +20,7 @@ from chaos.host.process_table import TABLE_POLL_SECONDS, resident_bytes
 from chaos.host.undo_record import UndoRecord
 from chaos.language.quantities import BytesText, bytes_text
 from chaos.language.target import ResolvedTarget, Scope
+from mecefo_runtime.system.process import ProcessId
 from mecefo_runtime.system.reason import Reason
 
 EFFECT = "chaos.in_process.memory:LeakMemory"
@@ -76,6 +77,8 @@ class LeakMemory(ProcessFault[LeakParameters]):
     def __init__(self, parameters: LeakParameters) -> None:
         super().__init__(parameters)
         self._handles: dict[int, int] = {}
+        # Resident bytes of each process before it leaks.
+        self._first_bytes: dict[ProcessId, int] = {}
 
     def check(self, target: ResolvedTarget, run: RunContext) -> None:
         """Refuse leaks above the node's own limit, which would take effect first and could end any process."""
@@ -145,11 +148,13 @@ class LeakMemory(ProcessFault[LeakParameters]):
         }
         for rank in act.ranks:
             self._handles[rank], _ = await context.inside.begin(rank, EFFECT, arguments)
+        # Once they are released, they may grow before anything is read here.
+        self._first_bytes = {owned.process: resident_bytes(owned.process) or 0 for owned in act.processes}
 
     async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
         """Check that its resident memory grows and that the process ends because of it."""
         began = time.monotonic()
-        first = {owned.process: resident_bytes(owned.process) or 0 for owned in act.processes}
+        first = self._first_bytes
         most = dict(first)
         exits = Exits(act.processes, context)
         try:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -106,6 +107,29 @@ def test_what_cannot_be_undone_stays_and_the_rest_is_undone(left):
     assert len(run_registry.registered()) == 1
     (left.folder / "made-0").rmdir()
     assert heal(left).is_clean and run_registry.registered() == ()
+
+
+def test_what_cannot_be_undone_here_is_closed_when_the_user_has_undone_it(left, monkeypatch):
+    monkeypatch.setattr(chaos.undo.heal, "registry", lambda: {"leave": Leave})
+    (failed, _) = heal(left).failed
+    assert failed["why"].code == "undo_not_installed" and failed["record"] == {"path": f"{left.folder}/made-1"}
+    for name in made(left):
+        (left.folder / name).unlink()
+    healed = heal(left, is_by_hand=True)
+    assert healed.is_clean and [one["evidence"]["undone"] for one in healed.undone] == ["by hand", "by hand"]
+    assert read_ledger(left.ledger).pending == () and run_registry.registered() == ()
+    refuse_if_unclean()
+
+
+def test_an_undo_that_breaks_down_says_where(left, monkeypatch):
+    class Broken(MakeFile):
+        @staticmethod
+        def undo(record):
+            return record["nosuchkey"]
+
+    monkeypatch.setattr(chaos.undo.heal, "registry", lambda: {"leave": Leave, "make-file": Broken})
+    reason = heal(left).failed[0]["reason"]
+    assert re.search(r"the undo of make-file broke down at .*test_heal\.py:\d+: KeyError\('nosuchkey'\)", reason)
 
 
 def test_what_another_host_left_is_not_healed_here(left):
@@ -243,7 +267,7 @@ class TestCommand:
         assert all(len(json.loads(file.read_text())) == 2 for file in files)
         assert run_cli(["heal"]) == 0
         out = capsys.readouterr().out
-        assert "removed: 127.0.0.1:2 of a dead run" in out and "removed: 127.0.0.1:3 of a dead run" in out
+        assert "removed from prometheus.json: 2 addresses of dead runs" in out
         assert all(json.loads(file.read_text()) == living for file in files)
         files[1].write_text(json.dumps([entry(DEAD, 3)]))
         assert run_cli(["heal"]) == 0

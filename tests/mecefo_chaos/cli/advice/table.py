@@ -530,6 +530,16 @@ SHOWN_LATER = [
         )
         for option in ("--dry-run", "--yes")
     ),
+    *(
+        write(
+            option,
+            "heal",
+            f"heal latest {option}",
+            text="--by-hand closes the entries of one run: name it, without --dry-run",
+        )
+        for option in ("--by-hand", "--dry-run")
+    ),
+    write("--by-hand", "heal", "heal latest --by-hand", text="    chaos heal runs/x --by-hand"),
     write(
         "--dry-run",
         "heal",
