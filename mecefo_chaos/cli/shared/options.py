@@ -30,11 +30,21 @@ class FileToWrite(click.Path):
         return path
 
 
-class FolderToWrite(click.Path):
-    """A folder, made if need be, that is written to when the work is done; see `FileToWrite`."""
+class Folder(click.Path):
+    """A folder; an empty text, as of a variable that is not set, is not the current one."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path, file_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path."""
+        if not os.fspath(value):
+            raise UsageError("name a folder", key=_option(param))
+        return super().convert(value, param, ctx)
+
+
+class FolderToWrite(Folder):
+    """A folder, made if need be, that is written to when the work is done; see `FileToWrite`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The path, which is or can be made a folder that takes files."""
@@ -61,7 +71,7 @@ OUTPUT = "Output"
 OUT_OPTION = option(
     OUTPUT,
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=Folder(),
     default=Path(DEFAULT_OUT),
     show_default=True,
     help="Folder of all runs.",
