@@ -1,4 +1,4 @@
-"""Completion, asked by the real bash with the script that `chaos completion bash` prints."""
+"""Completion, asked by the real bash with the script that `chaos completion bash` prints, or as that script asks."""
 
 import os
 import shutil
@@ -53,13 +53,31 @@ def offered(tmp_path, script):
     return ask
 
 
+@pytest.fixture
+def told(chaos, capsys, monkeypatch):
+    """What the script of bash is told for the last of some words, without bash: the kind and value of each."""
+
+    def ask(*words):
+        monkeypatch.setenv("COMP_WORDS", "\n".join(("chaos", *words)))
+        monkeypatch.setenv("COMP_CWORD", str(len(words)))
+        monkeypatch.setenv("_CHAOS_COMPLETE", "bash_complete")
+        with pytest.raises(SystemExit):
+            chaos()
+        return capsys.readouterr().out.splitlines()
+
+    return ask
+
+
 def test_what_bash_is_offered(offered):
     assert offered("ru") == ["run", "runs"]
-    assert offered("run", "kill-n") == ["kill-node"]
-    assert offered("run", "--strat") == ["--strategy"]
-    assert offered("run", "kill-node", "--strategy", "oo") == ["oobleck-like"]
     assert offered("run", "--gate", "'recovery_se") == ["recovery_seconds"]
-    assert offered("run", "--model", "llama-t") == ["llama-tiny"]
+
+
+def test_faults_options_and_their_values(told):
+    assert told("run", "kill-n") == ["plain,kill-node"]
+    assert told("run", "--strat") == ["plain,--strategy"]
+    assert told("run", "kill-node", "--strategy", "oo") == ["plain,oobleck-like"]
+    assert told("run", "--model", "llama-t") == ["plain,llama-tiny"]
 
 
 def test_a_key_waits_for_its_value_and_bash_splits_words_at_the_sign(offered):
@@ -67,17 +85,17 @@ def test_a_key_waits_for_its_value_and_bash_splits_words_at_the_sign(offered):
     assert offered("run", "x", "--on", "role", "=", "coo") == ["coordinator"]
 
 
-def test_another_fault_has_its_own_options(offered):
+def test_another_fault_has_its_own_options(told):
     line = ("run", "kill-node", "--at", "step", "=", "5", "--and")
-    assert offered(*line, "slow-l") == ["slow-link"]
-    assert offered(*line, "slow-rank", "--at", "ph") == ["phase=regroup", "phase=transfer"]
-    assert offered(*line, "slow-rank", "-p", "fac") == ["compopt -o nospace", "factor="]
+    assert told(*line, "slow-l") == ["plain,slow-link"]
+    assert told(*line, "slow-rank", "--at", "ph") == ["plain,phase=regroup", "plain,phase=transfer"]
+    assert told(*line, "slow-rank", "-p", "fac") == ["plain,factor="]
 
 
-def test_strategies_one_after_the_other_and_their_qualities(offered):
-    assert offered("compare", "--strategies", "exact,nd") == ["exact,ndb"]
+def test_strategies_one_after_the_other_and_their_qualities(offered, told):
+    assert told("compare", "--strategies", "exact,nd") == ["plain,exact,ndb"]
     assert offered("compare", "--strategies", "exact,mecefo", ":", "sp") == ["speed"]
-    assert offered("compare", "--strategies", "exact", ":") == [""]
+    assert told("compare", "--strategies", "exact", ":") == [""]
 
 
 def test_files(offered):
@@ -95,14 +113,9 @@ def test_runs_and_no_word_about_what_goes_wrong(offered, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["report", "replay", "serve", "shrink", "heal"])
-def test_each_command_that_reads_a_run_offers_them(chaos, capsys, monkeypatch, tmp_path, command):
+def test_each_command_that_reads_a_run_offers_them(told, tmp_path, command):
     (tmp_path / "kill-node" / "20260101T000000Z").mkdir(parents=True)
-    monkeypatch.setenv("COMP_WORDS", f"chaos\n{command}\n--out\n{tmp_path}\n")
-    monkeypatch.setenv("COMP_CWORD", "4")
-    monkeypatch.setenv("_CHAOS_COMPLETE", "bash_complete")
-    with pytest.raises(SystemExit):
-        chaos()
-    assert capsys.readouterr().out.split() == ["plain,latest", "plain,kill-node/20260101T000000Z"]
+    assert told(command, "--out", str(tmp_path), "") == ["plain,latest", "plain,kill-node/20260101T000000Z"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
