@@ -42,11 +42,13 @@ LINEAGE = "first"
 FORK_SERVER = """
 import json, os, signal, socket, sys, threading
 from mecefo_runtime.job.config import SnapshotConfig
-from mecefo_runtime.snapshots import peer, process as module
+from mecefo_runtime.snapshots import peer, process as module, reports
 from mecefo_runtime.snapshots.messages import (SnapshotsHello)
 from mecefo_runtime.snapshots.process import SnapshotProcess
 # Whoever waits for what never comes waits longer than any test.
 module.DESCRIBE_TIMEOUT_SECONDS = 600.0
+# No test waits for the next report.
+reports.REPORT_SECONDS = 0.05
 
 def serve(listener, token, node, limit_bytes, protection, connect_seconds, coordinator):
     peer.CONNECT_TIMEOUT_SECONDS = connect_seconds
