@@ -37,7 +37,7 @@ TOKEN = "a token"
 DEADLINE_SECONDS = 60.0
 LINEAGE = "first"
 # Forks a process for each message, which has the arguments and brings the three descriptors, and answers with its pid:
-# what all of them need is imported once. Each of them serves until its standard input ends. A line on it is a step: from
+# what all of them need is imported once. Each serves until its standard input ends. A line on it is a step: from
 # that one on, it says so and stops when it encodes.
 FORK_SERVER = """
 import json, os, signal, socket, sys, threading
@@ -141,9 +141,9 @@ class Child:
 
     def __init__(self, listener: int, arguments: Sequence[object]) -> None:
         read_end, write_end = os.pipe()
-        self.stdin = open(write_end, "wb")  # noqa: SIM115
+        self.stdin = os.fdopen(write_end, "wb")
         out_read_end, out_write_end = os.pipe()
-        self.stdout = open(out_read_end, "rb")  # noqa: SIM115
+        self.stdout = os.fdopen(out_read_end, "rb")
         server = _fork_server()
         socket.send_fds(server, [json.dumps(arguments).encode()], [listener, read_end, out_write_end])
         self.pid = int.from_bytes(server.recv(4, socket.MSG_WAITALL))
