@@ -17,6 +17,9 @@ _PART_OF_A_SIGN = re.compile(
     "(?<=[^\x00-\u02ff])[\u200c\u200d](?=[^\x00-\u02ff])|(?<=\U0001f3f4)[\U000e0030-\U000e007a]{1,8}\U000e007f"
 )
 
+# What has to be looked at one by one.
+_NOT_PRINTABLE_ASCII = re.compile("[^ -~]")
+
 
 def is_plain(text: str) -> bool:
     """Whether it can be printed as it is, on one line."""
@@ -36,10 +39,14 @@ def blanked(text: object) -> str:
 def _replaced(text: str, replace: Callable[[str], str]) -> str:
     if text.isprintable():
         return text
+
+    def replace_unsafe(match: re.Match[str]) -> str:
+        return replace(match[0]) if _is_unsafe(match[0]) else match[0]
+
     parts, begin = [], 0
     for match in (*_PART_OF_A_SIGN.finditer(text), None):
         end = len(text) if match is None else match.start()
-        parts.append("".join(replace(char) if _is_unsafe(char) else char for char in text[begin:end]))
+        parts.append(_NOT_PRINTABLE_ASCII.sub(replace_unsafe, text[begin:end]))
         if match is not None:
             parts.append(match[0])
             begin = match.end()

@@ -7,11 +7,14 @@ module finds the packages that this process runs from.
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import runpy
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
 
 PACKAGES = ("mecefo_runtime", "chaos", "harness")
 # Before it, whatever a user's sitecustomize prints; after it, only what the module itself writes.

@@ -105,13 +105,20 @@ def processes_of(run: str) -> tuple[RunProcess, ...]:
         with suppress(OSError):
             if not _may_be_ours(entry.stat()):
                 continue
+            # Most are not: their start time is not needed.
+            if not _has(int(entry.name), wanted):
+                continue
             process = ProcessId.of(int(entry.name))
-            if wanted not in read_environment(process.local_pid).split(b"\0"):
+            if not _has(process.local_pid, wanted):
                 continue
             command = Path(entry.path, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
             if process.is_running():
                 found.append(RunProcess(process, process.state(), command))
     return tuple(sorted(found, key=lambda one: one.process.pid))
+
+
+def _has(pid: int, variable: bytes) -> bool:
+    return variable in read_environment(pid).split(b"\0")
 
 
 def _may_be_ours(status: os.stat_result) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
@@ -12,7 +13,13 @@ from harness.analysis.words import one_line
 
 def template(folder: Path, name: str) -> Template:
     """The template `name` in `folder`; a name that it does not know is an error."""
-    environment = Environment(
+    return _environment(folder).get_template(name)
+
+
+@cache
+def _environment(folder: Path) -> Environment:
+    """One for each folder: it compiles each template once."""
+    return Environment(
         loader=FileSystemLoader(folder),
         autoescape=True,
         undefined=StrictUndefined,
@@ -20,4 +27,3 @@ def template(folder: Path, name: str) -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template(name)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import json
+import os
+import select
+import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -28,31 +36,60 @@ MODEL = ModelConfig(16, 32, num_layers=2, num_heads=2, num_key_value_heads=2, vo
 TOKEN = "a token"
 DEADLINE_SECONDS = 60.0
 LINEAGE = "first"
-# Serves until its standard input ends. A line on it is a step: from that one on, it says so and stops when it encodes.
-SERVE = """
-import os, socket, sys, threading
+# Forks a process for each message, which has the arguments and brings the three descriptors, and answers with its pid:
+# what all of them need is imported once. Each serves until its standard input ends. A line on it is a step: from
+# that one on, it says so and stops when it encodes.
+FORK_SERVER = """
+import json, os, signal, socket, sys, threading
 from mecefo_runtime.job.config import SnapshotConfig
-from mecefo_runtime.snapshots import peer, process as module
+from mecefo_runtime.snapshots import peer, process as module, reports
 from mecefo_runtime.snapshots.messages import (SnapshotsHello)
 from mecefo_runtime.snapshots.process import SnapshotProcess
 # Whoever waits for what never comes waits longer than any test.
 module.DESCRIBE_TIMEOUT_SECONDS = 600.0
-listener, token, node, limit_bytes, protection, connect_seconds, coordinator = sys.argv[1:]
-peer.CONNECT_TIMEOUT_SECONDS = float(connect_seconds)
-held_steps = []
-def announce(step, phase):
-    if held_steps and step >= held_steps[0]:
-        print(f"{phase} of step {step}", flush=True)
-        threading.Event().wait()
-config = SnapshotConfig(memory_bytes=int(limit_bytes), protection=protection)
-process = SnapshotProcess(socket.socket(fileno=int(listener)), token, int(node), os.getpid(), config, announce)
-threading.Thread(target=process.serve, daemon=True).start()
-if coordinator:
-    process.attend(coordinator, token)
-print("ready", flush=True)
-for line in sys.stdin:
-    held_steps.append(int(line))
-    print("noted", flush=True)
+# No test waits for the next report.
+reports.REPORT_SECONDS = 0.05
+
+def serve(listener, token, node, limit_bytes, protection, connect_seconds, coordinator):
+    peer.CONNECT_TIMEOUT_SECONDS = connect_seconds
+    held_steps = []
+    def announce(step, phase):
+        if held_steps and step >= held_steps[0]:
+            print(f"{phase} of step {step}", flush=True)
+            threading.Event().wait()
+    config = SnapshotConfig(memory_bytes=limit_bytes, protection=protection)
+    process = SnapshotProcess(socket.socket(fileno=listener), token, node, os.getpid(), config, announce)
+    threading.Thread(target=process.serve, daemon=True).start()
+    if coordinator:
+        process.attend(coordinator, token)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        held_steps.append(int(line))
+        print("noted", flush=True)
+
+server = socket.socket(fileno=int(sys.argv[1]))
+# The kernel reaps them.
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+while True:
+    arguments, descriptors, _, _ = socket.recv_fds(server, 65536, 3)
+    if not arguments:
+        break
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        server.close()
+        listener, standard_input, standard_output = descriptors
+        os.dup2(standard_input, 0)
+        os.dup2(standard_output, 1)
+        os.close(standard_input)
+        os.close(standard_output)
+        try:
+            serve(listener, *json.loads(arguments))
+        finally:
+            os._exit(0)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    server.sendall(pid.to_bytes(4))
 """
 
 
@@ -83,6 +120,53 @@ def wait_until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+@functools.cache
+def _fork_server() -> socket.socket:
+    """The connection to the process that forks; it ends with this one."""
+    ours, its = socket.socketpair()
+    with its:
+        command = [sys.executable, "-c", FORK_SERVER, str(its.fileno())]
+        process = subprocess.Popen(command, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL)
+
+    def end() -> None:
+        ours.close()
+        process.wait()
+
+    atexit.register(end)
+    return ours
+
+
+class Child:
+    """A process that the fork server has started, with pipes as its standard input and output."""
+
+    def __init__(self, listener: int, arguments: Sequence[object]) -> None:
+        read_end, write_end = os.pipe()
+        self.stdin = os.fdopen(write_end, "wb")
+        out_read_end, out_write_end = os.pipe()
+        self.stdout = os.fdopen(out_read_end, "rb")
+        server = _fork_server()
+        socket.send_fds(server, [json.dumps(arguments).encode()], [listener, read_end, out_write_end])
+        self.pid = int.from_bytes(server.recv(4, socket.MSG_WAITALL))
+        self._descriptor = os.pidfd_open(self.pid)
+        os.close(read_end)
+        os.close(out_write_end)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        signal.pidfd_send_signal(self._descriptor, number)
+
+    def end(self) -> None:
+        """Kill it, and wait until it is gone."""
+        if self._descriptor < 0:
+            return
+        with suppress(ProcessLookupError):
+            self.send_signal(signal.SIGKILL)
+        select.select([self._descriptor], [], [])
+        os.close(self._descriptor)
+        self._descriptor = -1
+        self.stdin.close()
+        self.stdout.close()
+
+
 class Process:
     """A snapshot process of a node."""
 
@@ -96,29 +180,23 @@ class Process:
     ) -> None:
         self._address = ReservedAddress("127.0.0.1")
         self.source = SnapshotSource(node, str(self._address))
-        self._arguments = [TOKEN, str(node), str(limit_bytes), protection, str(connect_seconds), coordinator]
+        self._arguments = [TOKEN, node, limit_bytes, protection, connect_seconds, coordinator]
         self.writers: list[SnapshotWriter] = []
         self.start()
 
     def start(self) -> None:
-        pipe = subprocess.PIPE
         with self._address.listen() as listener:
-            descriptor = listener.fileno()
-            command = [sys.executable, "-c", SERVE, str(descriptor), *self._arguments]
-            self.child = subprocess.Popen(command, stdin=pipe, stdout=pipe, pass_fds=[descriptor])
-        assert self.child.stdout is not None
+            self.child = Child(listener.fileno(), self._arguments)
         assert self.child.stdout.readline() == b"ready\n"
 
     def hold(self, step: int) -> None:
         """From now on it stops for good in the middle of encoding this step, or a later one."""
-        assert self.child.stdin is not None
         self.child.stdin.write(f"{step}\n".encode())
         self.child.stdin.flush()
         assert self.next_line() == "noted"
 
     def next_line(self) -> str:
         """What it says next."""
-        assert self.child.stdout is not None
         return self.child.stdout.readline().decode().strip()
 
     def damage(self, kept: Tensor) -> None:
@@ -135,11 +213,7 @@ class Process:
         assert damaged == 1
 
     def end(self) -> None:
-        self.child.kill()
-        self.child.wait()
-        for pipe in (self.child.stdin, self.child.stdout):
-            assert pipe is not None
-            pipe.close()
+        self.child.end()
 
     def close(self) -> None:
         for writer in self.writers:

@@ -62,6 +62,13 @@ def alive_bytes() -> int:
     return sum(storages.values())
 
 
+def alive_before() -> int:
+    """The same for what there is before a test; it is left out of later collections, of which there are many."""
+    gc.collect()
+    gc.freeze()
+    return alive_bytes()
+
+
 def peak_bytes(monkeypatch: pytest.MonkeyPatch, holdings: Holdings, layout: Layout, **changed: Any) -> int:
     """The most that was alive in any moment at which `build` had just asked for memory, above what else there is."""
     seen = [0]
@@ -84,8 +91,7 @@ def parameters_of(holdings: Holdings) -> int:
 
 
 def test_the_old_gradients_are_gone_before_the_new_ones_are_made(monkeypatch):
-    gc.collect()
-    others = alive_bytes()
+    others = alive_before()
     holdings = begin(HALF)
     kept = parameters_of(holdings)
     peak = peak_bytes(monkeypatch, holdings, WHOLE, incoming=("layer.2", "layer.3", "head")) - others
@@ -96,8 +102,7 @@ def test_the_old_gradients_are_gone_before_the_new_ones_are_made(monkeypatch):
 
 
 def test_what_a_rank_does_not_trust_makes_room_first(monkeypatch):
-    gc.collect()
-    others = alive_bytes()
+    others = alive_before()
     holdings = begin(HALF)
     everything = tuple(holdings.units(()))
     steady = 4 * FLOAT_BYTES * parameters_of(holdings)
@@ -107,8 +112,7 @@ def test_what_a_rank_does_not_trust_makes_room_first(monkeypatch):
 
 def test_a_state_that_somebody_still_knows_keeps_nothing_alive(monkeypatch):
     """Hooks keep what they were shown in the last epoch until they are shown the next one."""
-    gc.collect()
-    others = alive_bytes()
+    others = alive_before()
     holdings = begin(HALF)
     known = holdings.state
     holdings.clear()

@@ -168,7 +168,7 @@ class TestSlowClients:
         monkeypatch.setattr(metrics_server, "REQUEST_TIMEOUT_SECONDS", 60.0)
         server = MetricsServer(One(), "127.0.0.1")
         server.start()
-        with Dribble(server, 40):
+        with Dribble(server, metrics_server.MAX_REQUESTS + 4):
             ending = threading.Thread(target=server.close)
             ending.start()
             ending.join(20.0)
@@ -194,7 +194,7 @@ class TestSlowClients:
     def test_others_are_served_beside_them(self, serve, monkeypatch):
         monkeypatch.setattr(metrics_server, "REQUEST_TIMEOUT_SECONDS", 60.0)
         server = serve(One())
-        with Dribble(server, 3 * metrics_server.MAX_REQUESTS):
+        with Dribble(server, metrics_server.MAX_REQUESTS + 8):
             for _ in range(3):
                 assert get(server.address)[0] == 200
             assert len(server._open) <= metrics_server.MAX_REQUESTS

@@ -143,8 +143,9 @@ def test_the_end_of_a_coordinator_may_be_told_twice(node):
     assert supervised._on_coordinator()
 
 
-def test_a_call_to_leave_that_comes_as_the_abort_thread_ends_is_not_lost():
+def test_a_call_to_leave_that_comes_as_the_abort_thread_ends_is_not_lost(monkeypatch):
     """The thread has seen that there is nothing more to end, and is still alive, when the next call comes."""
+    monkeypatch.setattr("mecefo_runtime.comm.coordinator_client.ABORT_AGAIN_SECONDS", 0.002)
     aborted = threading.Event()
     client = CoordinatorClient(NOWHERE, HELLO, 1.0, Idle(aborted.set))
     for epoch in range(1, 200):

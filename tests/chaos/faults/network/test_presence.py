@@ -100,7 +100,9 @@ NOWHERE = _Nowhere()
 
 
 @pytest.mark.parametrize("kind", ["drop-link", "drop-coordinator-link", "isolate-node", "partition"])
-def test_a_rank_that_is_killed_before_its_link_was_looked_at_is_no_evidence(kind):
+def test_a_rank_that_is_killed_before_its_link_was_looked_at_is_no_evidence(monkeypatch, kind):
+    # Nobody tells why it ended.
+    monkeypatch.setattr("chaos.faults.network.link.TOLD_SECONDS", 0.05)
     ranks = Ranks()
     with pytest.raises(EffectNotSeen, match="before the effect on its link was verified"):
         broken_while(kind, ranks, lambda _: ranks.gone.update({2, 3}))

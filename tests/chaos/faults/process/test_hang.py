@@ -21,6 +21,18 @@ LET_GO = "import ctypes\nctypes.PyDLL = ctypes.CDLL"
 HARMLESS = "import chaos.in_process.hang as h\nh.HangGil.released = lambda self: None"
 
 
+@pytest.fixture(autouse=True)
+def _no_last_words(monkeypatch):
+    # Here the rank is the whole job: after a failed verification nobody else tells of an end.
+    monkeypatch.setattr("chaos.injection.executor.LAST_WORDS_SECONDS", 0.05)
+
+
+@pytest.fixture
+def soon_silent(monkeypatch):
+    """A rank that hangs is verified sooner; for tests of what comes after that."""
+    monkeypatch.setattr("chaos.faults.process.hang.SILENT_SECONDS", 0.3)
+
+
 def gates(folder):
     return list(folder.glob("*.gate"))
 
@@ -36,22 +48,25 @@ def test_nothing_runs_until_it_is_lifted(tmp_path):
     assert gates(tmp_path) == []
 
 
+@pytest.mark.usefixtures("soon_silent")
 def test_it_ends_by_itself_when_its_time_is_up(tmp_path):
-    run = OneRank(tmp_path, HangGil, at_most="1500ms")
+    run = OneRank(tmp_path, HangGil, at_most="1s")
     run.play(until="verified", then=lambda: run.watch.last_step > 10)
-    assert run.watch.steps[4].seconds >= 1.5
+    assert run.watch.steps[4].seconds >= 1.0
 
 
 @pytest.mark.parametrize("setup", [LET_GO, HARMLESS], ids=["lock-let-go", "no-wait"])
 def test_without_the_lock_held_it_is_not_verified(tmp_path, monkeypatch, setup):
-    monkeypatch.setattr(HangGil, "verify_timeout_seconds", 2.0)
+    monkeypatch.setattr(HangGil, "verify_timeout_seconds", 1.2)
     run = OneRank(tmp_path, HangGil, lifetime="1s", setup=setup)
     run.play(then=lambda: run.watch.last_step > 10)
-    assert "other Python threads ran for 2 s" in run.reason()
+    assert "other Python threads ran for 1.2 s" in run.reason()
     assert gates(tmp_path) == []
 
 
-def test_a_stopped_rank_does_not_hang(tmp_path):
+@pytest.mark.usefixtures("soon_silent")
+def test_a_stopped_rank_does_not_hang(tmp_path, monkeypatch):
+    monkeypatch.setattr("chaos.faults.process.hang.ALIVE_WITHIN_SECONDS", 0.3)
     setup = "import chaos.in_process.hang as h, os\nh.HangGil.released = lambda self: os.kill(os.getpid(), 19)"
     run = OneRank(tmp_path, HangGil, lifetime="1s", setup=setup)
     run.play(until="unverified")
@@ -60,6 +75,7 @@ def test_a_stopped_rank_does_not_hang(tmp_path):
     assert "no Python thread of it ran" in failed["reason"], "what somebody else has stopped is not ours to resume"
 
 
+@pytest.mark.usefixtures("soon_silent")
 class TestUndo:
     """From the record alone, of a rank that hangs and an injector that is gone."""
 
@@ -120,6 +136,7 @@ class TestUndo:
         assert gates(tmp_path) == []
 
 
+@pytest.mark.usefixtures("soon_silent")
 def test_it_ends_with_the_injector(tmp_path):
     """The gate's other end is closed, however the injector ended."""
     run = OneRank(tmp_path, HangGil, lifetime="1h")
@@ -147,6 +164,7 @@ def _leads_to(entry, path):
         return False
 
 
+@pytest.mark.usefixtures("soon_silent")
 def test_no_witness_stays(tmp_path):
     run = OneRank(tmp_path, HangGil, lifetime="500ms")
     names = []

@@ -87,12 +87,20 @@ def replace_cycle(monkeypatch):
     return install
 
 
+@pytest.fixture
+def few_samples(monkeypatch):
+    """Enough of them to tell shares that are far apart."""
+    monkeypatch.setattr("chaos.faults.process.straggler.NUM_SAMPLES", 150)
+
+
+@pytest.mark.usefixtures("few_samples")
 def test_a_cycle_that_stops_nobody_is_not_verified(tmp_path, replace_cycle):
     replace_cycle(lambda command: (command[0], "-c", IDLE))
     run = slow(tmp_path, lifetime="1s").play()
     assert "stopped for 0% of the time" in run.reason()
 
 
+@pytest.mark.usefixtures("few_samples")
 def test_a_lighter_cycle_than_asked_for_is_not_verified(tmp_path, replace_cycle):
     replace_cycle(lambda command: (*command[:4], "1.25", *command[5:]))
     run = slow(tmp_path, lifetime="1s", factor=2.0).play()
@@ -117,7 +125,7 @@ def test_a_recycled_pid_is_not_hit(tmp_path, monkeypatch):
 class TestUndo:
     def record(self, process):
         processes = [{"pid": process.pid, "start_ticks": process.start_ticks}]
-        return json.loads(json.dumps({"processes": processes, "period_seconds": 0.05}))
+        return json.loads(json.dumps({"processes": processes, "period_seconds": 0.02}))
 
     def test_it_resumes_what_a_killed_cycle_left_stopped(self, sleeper):
         sleeper.signal(signal.SIGSTOP)

@@ -119,6 +119,8 @@ def test_what_is_cut_off_goes_on_with_what_is_missing(tmp_path, monkeypatch):
     runs = wanted_runs(3, "7b,high,4x8,m8,mecefo-speed")
     execute, made, _ = fake_execute(ended_after=2)
     monkeypatch.setattr(running, "execute", execute)
+    # Of each run it would be measured several times.
+    monkeypatch.setattr("mecefo_runtime.training.carrying.smallest_time_scale", lambda config, num_cores: 30.0)
     with pytest.raises(KeyboardInterrupt):
         running.emulate(runs, tmp_path, io.StringIO())
     assert len(made) == 3 and set(read_results(tmp_path)) == set(runs[:2])
