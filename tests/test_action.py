@@ -18,15 +18,8 @@ ROOT = Path(__file__).parents[1]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
 STEPS = ACTION["runs"]["steps"]
 PROGRAMS = Path(sys.executable).parent
-TRAIN = """
-import torch
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.AdamW(model.parameters())
-for _ in range(30):
-    optimizer.zero_grad()
-    model(torch.randn(8, 4)).square().mean().backward()
-    optimizer.step()
-"""
+# A job that takes steps without torch, whose import takes seconds.
+FOLLOWER = ROOT / "tests/integration/follower.py"
 
 
 class Runner:
@@ -162,12 +155,12 @@ def test_what_is_installed(tmp_path, recorder, given, expected):
 @pytest.mark.external
 def test_a_gate_that_fails_fails_the_step_of_a_job_of_ones_own(tmp_path):
     runner = Runner(tmp_path)
-    (runner.workspace / "train.py").write_text(TRAIN)
+    shutil.copy(FOLLOWER, runner.workspace)
     code, outputs, said = runner.execute(
         "chaos run",
         experiment="slow-rank",
         arguments="--at step=10 --for 5steps -p factor=2",
-        command="python train.py",
+        command="python follower.py 30",
         gates="wall_clock_seconds < 0.001",
     )
     assert code == EXIT_CODES["fail"], said

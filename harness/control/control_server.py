@@ -70,6 +70,8 @@ class ControlServer:
         # By job and node.
         self._supervisors: dict[tuple[str, int], asyncio.StreamWriter] = {}
         self._open: set[asyncio.Task[None]] = set()
+        # Those of them that serve a container, which hangs up when its run ends.
+        self._serving_nodes: set[asyncio.Task[None]] = set()
         self._place: _Place | None = None
         self._admission = Admission()
         self._peers = Peers(Emitter(on_event, "conductor"))
@@ -125,9 +127,9 @@ class ControlServer:
             place.remove()
 
     async def drained(self, timeout_seconds: float) -> None:
-        """Wait until everybody who is connected has hung up, and what they had said is read; or for that long."""
-        if self._open:
-            await asyncio.wait(list(self._open), timeout=timeout_seconds)
+        """Wait until all processes of the job have hung up, and what they had said is read, or the time is over."""
+        if waiting := self._open - self._serving_nodes:
+            await asyncio.wait(waiting, timeout=timeout_seconds)
 
     def order(self, job: str, node: int, order: ToSupervisor) -> bool:
         """Send an order to the supervisor of `node` in `job`; False when it is not there."""
@@ -159,6 +161,7 @@ class ControlServer:
                     pid = peer_pid or whole(hello["pid"], _MAX_NUMBER)
                     await self._answer_launch(writer, pid)
                 case "node" if self.nodes is not None and peer_pid is not None:
+                    self._serving_nodes.add(task)
                     await self.nodes.serve(str(hello["name"]), peer_pid, reader, writer)
                 case "supervisor":
                     place = str(hello["job"]), whole(hello["node"])
@@ -180,6 +183,7 @@ class ControlServer:
             return
         finally:
             self._open.discard(task)
+            self._serving_nodes.discard(task)
             writer.close()
 
     async def _collect(self, reader: asyncio.StreamReader, peer: Peer) -> None:

@@ -1,6 +1,7 @@
 """An executor in a process of its own acts for real; killed or stopped in the middle, it leaves nothing behind."""
 
 import asyncio
+import itertools
 import os
 import signal
 import subprocess
@@ -186,9 +187,15 @@ def test_it_acts_in_another_process(scene, kind):
     assert scene.state() == ("struck", "chaos") and run_registry.registered() == ()
 
 
-@pytest.mark.parametrize("kind", [PAUSE, TRUNCATE])
-@pytest.mark.parametrize("point", NUMBERS)
-@pytest.mark.parametrize("healer", ["watchdog", "heal"])
+def moments():
+    """Each healer at each point: with one of two faults for every change, with the other nightly."""
+    for number, (healer, point) in enumerate(itertools.product(("watchdog", "heal"), NUMBERS)):
+        every, nightly = (PAUSE, TRUNCATE) if number % 2 == 0 else (TRUNCATE, PAUSE)
+        yield healer, point, every
+        yield pytest.param(healer, point, nightly, marks=pytest.mark.nightly)
+
+
+@pytest.mark.parametrize(("healer", "point", "kind"), list(moments()))
 def test_killed_in_the_middle_it_is_undone(scene, kind, point, healer):
     target = scene.start_target()
 
@@ -233,7 +240,10 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize(
+    "line",
+    ["endless", "cut off", *(pytest.param(line, marks=pytest.mark.nightly) for line in ("malformed", "unknown order"))],
+)
 def test_it_undoes_after_a_line_that_it_cannot_read_and_goes(scene, line):
     target = scene.start_target()
 

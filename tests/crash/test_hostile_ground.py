@@ -25,8 +25,9 @@ from tests.integration.runs import (
 
 pytestmark = pytest.mark.crash
 
-SHORT = ("kill-node", "--at", "step=8", "--on", "node=1", "--repair", "none", "--steps", "16", *SMALL)
-LONG = ("kill-node", "--at", "step=10", "--on", "node=1", "--repair", "5steps", "--steps", "100000", *SMALL)
+ONE_RANK_EACH = (*SMALL, "--gpus-per-node", "1")
+SHORT = ("kill-node", "--at", "step=8", "--on", "node=1", "--repair", "none", "--steps", "16", *ONE_RANK_EACH)
+LONG = ("kill-node", "--at", "step=10", "--on", "node=1", "--repair", "5steps", "--steps", "100000", *ONE_RANK_EACH)
 
 
 def assert_refused(run, *words):

@@ -78,10 +78,11 @@ def test_without_a_watchdog_something_is_left(tmp_path):
 # ---- whole runs ----
 
 
-def chaos(run, *arguments):
+def chaos(run, *arguments, command=()):
     """Another `chaos` command of the same user on the same OUT: (exit code, standard output, standard error)."""
+    words = [*arguments, "--out", str(run.out), *(["--", *command] if command else [])]
     done = subprocess.run(
-        [sys.executable, "-m", "mecefo_chaos", *arguments, "--out", str(run.out)],
+        [sys.executable, "-m", "mecefo_chaos", *words],
         env=environment_of_run(run.mark, run.out.parent),
         capture_output=True,
         text=True,
@@ -114,7 +115,7 @@ def test_killed_while_a_rank_is_paused(tmp_path):
 
 
 def test_both_killed_then_the_next_run_is_refused_until_it_is_healed(tmp_path):
-    with ChaosRun(tmp_path, ["run", *PAUSE], patch=PATIENT) as run:
+    with ChaosRun(tmp_path, ["run", *PAUSE, "--nodes", "1"], patch=PATIENT) as run:
         run.wait_for("verified")
         (entry,) = (tmp_path / "state").glob("*.json")
         watchdog = json.loads(entry.read_text())["watchdog"][0]
@@ -123,7 +124,9 @@ def test_both_killed_then_the_next_run_is_refused_until_it_is_healed(tmp_path):
         os.kill(watchdog, signal.SIGKILL)
         os.kill(run.process.pid, signal.SIGKILL)
         run.wait()
-        code, _, told = chaos(run, "run", *PAUSE)
+        # Steps without torch, whose import takes seconds.
+        follower = (sys.executable, str(REPOSITORY / "tests/integration/follower.py"), "6")
+        code, _, told = chaos(run, "run", "none", command=follower)
         assert code == 6, told
         assert "`chaos heal`" in told and "pause-process" in told
         code, out, _ = chaos(run, "heal", "--json")
@@ -131,7 +134,7 @@ def test_both_killed_then_the_next_run_is_refused_until_it_is_healed(tmp_path):
         assert (code, healed["clean"], [one["incident"] for one in healed["undone"]]) == (0, True, [0])
         assert_nothing_left(run)
         assert "nothing to heal" in chaos(run, "heal")[1]
-        assert chaos(run, "run", "kill-node", "--at", "step=3", "--steps", "6", "--repair", "none", *SMALL)[0] == 0
+        assert chaos(run, "run", "none", command=follower)[0] == 0
 
 
 @pytest.mark.nightly

@@ -148,6 +148,7 @@ def test_silent_chaos_is_undone_and_told_of_it_when_it_wakes_up(set_scene):
     assert read_ledger(scene.ledger).pending == ()
 
 
+@pytest.mark.nightly
 def test_chaos_that_dies_silent_is_undone_again(set_scene):
     scene = set_scene(lease_seconds=SHORT_LEASE_SECONDS)
     run = scene.registered()

@@ -1,4 +1,4 @@
-"""What tests ask the Docker engine: what there is of runs, by the label that all of it carries."""
+"""What tests ask the Docker engine: what there is of runs, by their label; and what is patched in containers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,34 @@ from pathlib import Path
 import docker
 
 from chaos.host.containers import DEFAULT_URL, LABEL, PART_LABEL
+from tests.integration.runs import IN_RANKS, SLOW_UNTIL_BACK
 
 POLL_SECONDS = 0.1
+
+# A patch of the command: the first processes of its containers execute the same patches.
+_ALSO_IN_CONTAINERS = """
+import os
+import sys
+
+if sys.orig_argv[1] == "-c":
+    import docker
+    from docker.models.containers import ContainerCollection
+
+    site, create = os.path.dirname(__file__), ContainerCollection.create
+
+    def create_with_patches(self, image, command=None, **settings):
+        settings["environment"]["PYTHONPATH"] = site
+        settings["mounts"].append(docker.types.Mount(site, site, type="bind", read_only=True))
+        return create(self, image, command, **settings)
+
+    ContainerCollection.create = create_with_patches
+"""
+# As in `tests.integration.runs`, where the ranks are forked in containers.
+_IN_NODES = """import sys
+if any(word.startswith("node-") for word in sys.orig_argv):
+"""
+# A container takes longer to start than a process: its steps are slower, too.
+SLOW_UNTIL_BACK_IN_CONTAINERS = _ALSO_IN_CONTAINERS + SLOW_UNTIL_BACK.replace(IN_RANKS, _IN_NODES).replace("0.2", "0.5")
 
 
 def parts(run: str | None = None) -> dict[str, list[str]]:
@@ -45,16 +71,19 @@ def container_of(run: str, part: str) -> docker.models.containers.Container:
     return found
 
 
+def network_of(run: str) -> docker.models.networks.Network:
+    """The network of a run, with the containers that are in it."""
+    client = docker.from_env()
+    (found,) = client.networks.list(filters={"label": f"{LABEL}={run}"}, greedy=True)
+    return found
+
+
 def remove_network(run: str) -> None:
     """Take all containers of a run out of its network, and remove that."""
-    client = docker.from_env()
-    try:
-        (network,) = client.networks.list(filters={"label": f"{LABEL}={run}"}, greedy=True)
-        for container in network.attrs["Containers"]:
-            network.disconnect(container, force=True)
-        network.remove()
-    finally:
-        client.close()
+    network = network_of(run)
+    for container in network.attrs["Containers"]:
+        network.disconnect(container, force=True)
+    network.remove()
 
 
 def run_of(state_folder) -> str:

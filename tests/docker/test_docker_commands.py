@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.backends.docker.image import DEFAULT_IMAGE
-from tests.docker.engine import assert_gone, container_of, run_of
+from tests.docker.engine import assert_gone, container_of, parts, run_of
 from tests.integration.runs import ChaosRun, Finished, read_run, run_chaos
 
 pytestmark = pytest.mark.docker
@@ -87,7 +87,11 @@ def test_a_link_between_two_nodes_is_cut_and_joined_again(folder):
             ("sh", "-c", "echo the corpus; echo is not there; exit 7"),
             "exit code 7; the last lines of logs/job.log: the",
         ),
-        (("no-such-program",), "the command 'no-such-program' cannot be started in the container: No such file"),
+        pytest.param(
+            ("no-such-program",),
+            "the command 'no-such-program' cannot be started in the container: No such file",
+            marks=pytest.mark.nightly,
+        ),
     ],
     ids=["fails", "is not in the image"],
 )
@@ -108,10 +112,13 @@ def test_an_interrupt_ends_what_takes_no_sigterm(folder, monkeypatch):
         run.wait_for("step_committed", step=3)
         name = run_of(folder / "state")
         settings = container_of(name, "node-1").attrs
+        # The engine takes seconds longer to remove a container that has asked for a name outside.
+        resolved = container_of(name, "node-1").exec_run(["getent", "ahostsv4", "pypi.org"]).output
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 2
         (residue,) = read_run(run.folder, 2).of("residue")
     assert residue.fields["processes"] == [] and residue.fields["left"] == []
+    assert resolved == b""
     host = settings["HostConfig"]
     assert (host["Privileged"], host["ReadonlyRootfs"], host["CapDrop"], host["CapAdd"]) == (False, True, ["ALL"], None)
     writable = {mount["Destination"] for mount in settings["Mounts"] if mount["RW"]}
@@ -120,24 +127,25 @@ def test_an_interrupt_ends_what_takes_no_sigterm(folder, monkeypatch):
 
 
 def test_killed_in_the_middle_nothing_is_left(folder):
-    options = ["run", "pause-node", "--on", "node=1", "--for", "600s", "--at", "step=10", *TWO_NODES]
+    options = ["run", "drop-link", "--on", "link=0-1", "--for", "600s", "--at", "step=10", *TWO_NODES]
     with ChaosRun(folder, options, command=(*FOLLOWER, "100000")) as run:
         run.wait_for("verified")
         name = run_of(folder / "state")
+        assert parts(name)["containers"] and parts(name)["networks"]
         run.process.kill()
         run.wait()
         assert_gone(name, CLEAN_WITHIN_SECONDS)
 
 
 def test_torchrun_finds_the_other_nodes_and_starts_their_ranks_again(folder):
-    command = ("torchrun", "--max-restarts", "2", "external_training.py", "40", "checkpoint")
+    command = ("torchrun", "--max-restarts", "2", "external_training.py", "25", "checkpoint")
     options = ["run", "kill-process", "--at", "step=13", "--on", "rank=1", *TWO_NODES]
     with ChaosRun(folder, options, command=command) as chaos:
         code = chaos.wait(TORCHRUN_SECONDS)
         run = read_run(chaos.folder, code, chaos.stderr)
     assert run.exit_code == 0, run.summary["reasons"]
     (incident,) = run.summary["incidents"]
-    assert (incident["recovered"], run.summary["steps_committed"]) == (True, 40)
+    assert (incident["recovered"], run.summary["steps_committed"]) == (True, 25)
     assert [event.fields["world_size"] for event in run.of("attempt_started")][:2] == [2, 2]
     # It blames by the pid that the rank has in its container.
     assert run.of("culprit_named")[0].fields["ranks"] == [1]

@@ -29,7 +29,7 @@ LITTLE: dict[str, Any] = {
     "tmpfs": {"/tmp": "rw,nosuid,nodev,mode=1777"},
     "network_mode": "none",
 }
-JOB = "--nodes 2 --gpus-per-node 2 --steps 6 --no-twin"
+JOB = "--nodes 2 --gpus-per-node 1 --steps 6 --no-twin"
 RUN = f"chaos run kill-node --at step=3 --repair none {JOB} --out /tmp/runs --json"
 # Longer than anybody looks at an image or tries a network.
 GONE_WITHIN_SECONDS = 120.0

@@ -12,6 +12,7 @@ from urllib.request import urlopen
 
 import docker
 import pytest
+from docker.models.containers import Container
 
 pytestmark = [
     pytest.mark.docker,
@@ -20,26 +21,24 @@ pytestmark = [
 
 COMPOSE = Path(__file__).resolve().parents[2] / "docker" / "compose.yaml"
 IMAGE = os.environ.get("CHAOS_TEST_IMAGE", "mecefo-chaos:latest")
-RUN = "kill-node --at step=10 --repair none --steps 20 --nodes 2 --gpus-per-node 2 --dilation off --no-twin"
+RUN = "kill-node --at step=10 --repair none --steps 20 --nodes 2 --gpus-per-node 1 --dilation off --no-twin"
 # Much longer than any of it takes on a busy machine.
 TIMEOUT_SECONDS = 600.0
 STOP_TIMEOUT_SECONDS = 300
 ANSWER_TIMEOUT_SECONDS = 60.0
-POLL_SECONDS = 0.5
+POLL_SECONDS = 0.1
 # What an engine says of a container that took no notice of SIGTERM.
 KILLED = 137
 
-Compose = Callable[..., str]
-
 
 @pytest.fixture
-def compose() -> Iterator[Compose]:
-    """docker-compose for a stack of its own, of which nothing is left afterwards."""
+def training() -> Iterator[Container]:
+    """The container of the training job in a stack of its own, of which nothing is left afterwards."""
     name = f"stack{uuid.uuid4().hex[:8]}"
     # A port that the engine finds free at the moment it takes it.
     environment = {**os.environ, "CHAOS_IMAGE": IMAGE, "CHAOS_RUN": RUN, "TRAINING_PORT": "0"}
 
-    def call(*arguments: str) -> str:
+    def compose(*arguments: str) -> None:
         done = subprocess.run(
             ["docker-compose", "-p", name, "-f", str(COMPOSE), *arguments],
             env=environment,
@@ -49,10 +48,15 @@ def compose() -> Iterator[Compose]:
             timeout=TIMEOUT_SECONDS,
         )
         assert done.returncode == 0, done.stdout
-        return done.stdout
 
-    yield call
-    call("down", "-v")
+    client = docker.from_env()
+    try:
+        compose("up", "-d", "--no-build", "training")
+        (container,) = client.containers.list(filters={"label": f"com.docker.compose.project={name}"})
+        yield container
+    finally:
+        client.close()
+        compose("down", "-v")
 
 
 def served(port: int) -> str:
@@ -64,37 +68,27 @@ def served(port: int) -> str:
         return ""
 
 
-def exit_code(container: str) -> int:
-    """That of a container that has ended, by its id."""
-    client = docker.from_env()
-    try:
-        return int(client.containers.get(container).attrs["State"]["ExitCode"])
-    finally:
-        client.close()
-
-
-def until(is_so: Callable[[], bool], compose: Compose) -> None:
+def until(is_so: Callable[[], bool], training: Container) -> None:
     """Wait until `is_so`."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while not is_so():
-        assert time.monotonic() < deadline, compose("logs", "training")
+        assert time.monotonic() < deadline, training.logs().decode()
         time.sleep(POLL_SECONDS)
 
 
-def test_the_job_is_broken_judged_and_served_and_ends_when_it_is_told_to(compose: Compose) -> None:
-    compose("up", "-d", "--no-build", "training")
-    container = compose("ps", "-q", "training").split()[-1]
-    port = int(compose("port", "training", "9400").rpartition(":")[2])
-    until(lambda: "\nchaos_verdict{" in served(port), compose)
+def test_the_job_is_broken_judged_and_served_and_ends_when_it_is_told_to(training: Container) -> None:
+    (published,) = training.ports["9400/tcp"]
+    port = int(published["HostPort"])
+    until(lambda: "\nchaos_verdict{" in served(port), training)
     # When the run has gone, it is served from its log, and listed again for Prometheus.
-    list_targets = ("exec", "-T", "training", "cat", "/work/prometheus.json")
-    until(lambda: bool(re.search(r"/work/kill-node/\S+: metrics: ", compose("logs", "training"))), compose)
-    assert '"training:9400"' in compose(*list_targets)
+    until(lambda: bool(re.search(rb"/work/kill-node/\S+: metrics: ", training.logs())), training)
+    assert '"training:9400"' in training.exec_run(["cat", "/work/prometheus.json"]).output.decode()
     text = served(port)
-    assert 'chaos_verdict{verdict="pass"} 1.0' in text, compose("logs", "training")
+    assert 'chaos_verdict{verdict="pass"} 1.0' in text, training.logs().decode()
     assert 'chaos_faults_total{fault="kill-node",outcome="verified"} 1.0' in text
-    compose("stop", "--timeout", str(STOP_TIMEOUT_SECONDS), "training")
-    assert exit_code(container) != KILLED, "it had to be killed"
-    logs = compose("logs", "training")
+    training.stop(timeout=STOP_TIMEOUT_SECONDS)
+    training.reload()
+    assert training.attrs["State"]["ExitCode"] != KILLED, "it had to be killed"
+    logs = training.logs().decode()
     assert re.search(r"chaos run /work/kill-node/\S+/experiment.yaml", logs), logs
     assert "Traceback" not in logs, logs

@@ -15,13 +15,3 @@ class Look(InProcessFault):
             "gradients": sorted(self.subject.tensors("gradients")),
             "optimizer": sorted(self.subject.tensors("optimizer")),
         }
-
-
-class Raise(InProcessFault):
-    """Ends the script by an exception in its training thread."""
-
-    def begin(self, step, phase):
-        return {}
-
-    def released(self):
-        raise RuntimeError(f"fault {self.arguments['number']}")

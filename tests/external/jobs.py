@@ -210,6 +210,14 @@ def run_job(
     return job
 
 
+def counts_of(job: Job) -> dict[int | None, tuple[Any, ...]]:
+    """Of each rank: the number of its first step, who kept the count, and after which step it continues."""
+    return {
+        event.rank: (event.step, event.fields["count_kept_by"], event.fields["resumed_after"])
+        for event in job.of("steps_counted")
+    }
+
+
 def python(script: str, *arguments: str) -> list[str]:
     """The command that runs one of `scripts`."""
     return [sys.executable, str(SCRIPTS / script), *arguments]

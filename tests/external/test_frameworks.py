@@ -51,6 +51,7 @@ def test_lightning_trainer(tmp_path, accumulation):
     }
 
 
+@pytest.mark.nightly
 def test_accelerate(tmp_path):
     pytest.importorskip("accelerate")
     job = run_job(tmp_path, python("accelerated.py"), holds=[(0, 3, "optimizer")])

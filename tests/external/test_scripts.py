@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.external.jobs import ROOT, STAY, python, run_job, torchrun
+from tests.external.jobs import ROOT, SCRIPTS, STAY, python, run_job, torchrun
 
 pytestmark = pytest.mark.external
 
@@ -184,32 +184,37 @@ def effect(name, **arguments):
     return {"type": "begin", "handle": 1, "effect": f"tests.external.effects:{name}", "arguments": arguments}
 
 
-def test_an_effect_reaches_the_tensors(tmp_path):
-    def look(held):
-        return [effect("Look", value=1e6)]
+def test_an_effect_reaches_the_tensors_and_an_exception_that_a_fault_raises_is_the_scripts(tmp_path):
+    """It is told when it is raised, with the line that it comes out of: its rank may be ended before, or catch it."""
+    injected = {"exception": "RuntimeError", "message": "injected"}
+    crash = {"type": "begin", "handle": 2, "effect": "chaos.in_process.crash:Raise", "arguments": injected}
 
-    job = run_job(tmp_path, python("plain.py", "4"), holds=[(0, 3, "forward")], on_hold=look, site=[ROOT])
-    assert job.exit_code == 0, job.stderr
-    (answer,) = job.answers
-    assert answer["type"] == "began", answer
+    def act(held):
+        if held.phase == "forward":
+            return [effect("Look", value=1e6)]
+        return [crash]
+
+    holds = [(0, 3, "forward"), (0, 4, "backward")]
+    job = run_job(tmp_path, python("plain.py", "5"), holds=holds, on_hold=act, site=[ROOT])
+    answer, began = job.answers
+    assert answer["type"] == began["type"] == "began", job.answers
     names = ["0.weight", "0.bias", "2.weight", "2.bias"]
     assert list(answer["told"]["parameters"]) == names
     # `zero_grad` has set them to None.
     assert answer["told"]["gradients"] == []
     moments = [f"{name}.{moment}" for name in names for moment in ("exp_avg", "exp_avg_sq")]
     assert answer["told"]["optimizer"] == sorted(moments)
-    losses = [event.fields["loss"] for event in job.of("step_committed")]
-    assert max(losses[:2]) < 100 < 1e6 < min(losses[2:])
-
-
-def test_an_exception_that_a_fault_raises_is_the_scripts(tmp_path):
-    def blow(held):
-        return [effect("Raise", number=7)]
-
-    job = run_job(tmp_path, python("plain.py", "4"), holds=[(0, 3, "backward")], on_hold=blow, site=[ROOT])
+    first, second, third = (event.fields["loss"] for event in job.of("step_committed"))
+    assert max(first, second) < 100 < 1e6 < third
     assert job.exit_code == 1
-    assert "RuntimeError: fault 7" in job.stderr and "loss.backward()" in job.stderr
-    assert job.steps == [1, 2] and not job.of("rank_finished")
+    assert "RuntimeError: injected" in job.stderr and "loss.backward()" in job.stderr
+    assert job.steps == [1, 2, 3] and not job.of("rank_finished")
+    lines = (SCRIPTS / "plain.py").read_text().splitlines()
+    raised, uncaught = job.of("rank_raised")
+    for event in (raised, uncaught):
+        told = event.fields
+        assert (event.step, told["last_step"], told["message"], told["is_injected"]) == (4, 3, "injected", True)
+        assert "backward()" in lines[told["line"] - 1]
 
 
 # ---- the start of Python ----

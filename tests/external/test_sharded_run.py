@@ -12,7 +12,7 @@ from tests.external.jobs import SCRIPTS
 from tests.harness.counting import operations, peak_bytes
 from tests.integration.runs import run_chaos
 
-pytestmark = pytest.mark.external
+pytestmark = pytest.mark.nightly
 
 STEPS, STEP_SECONDS = 100, 0.1
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

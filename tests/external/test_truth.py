@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.external.jobs import SCRIPTS, run_job, torchrun
+from tests.external.jobs import SCRIPTS, counts_of, run_job, torchrun
 
 pytestmark = pytest.mark.external
 
@@ -25,10 +25,19 @@ def sums_of(job, step):
     return found
 
 
-def test_the_step_that_only_makes_a_state_to_load_into_is_none(tmp_path):
-    """FSDP2 with torch.distributed.checkpoint: a restored training goes on counting where it was."""
-    first = run_job(tmp_path, torchrun(2, "dcp.py", "6"))
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    """FSDP2 with torch.distributed.checkpoint: a job of six steps, the fourth with a checkpoint, and its folder."""
+    folder = tmp_path_factory.mktemp("sharded")
+    first = run_job(folder, torchrun(2, "dcp.py", "6"))
     assert (first.exit_code, first.steps) == (0, [1, 2, 3, 4, 5, 6]), first.stderr
+    return first, folder
+
+
+def test_the_step_that_only_makes_a_state_to_load_into_is_none(tmp_path, sharded):
+    """A restored training goes on counting where it was."""
+    first, folder = sharded
+    shutil.copytree(folder / "checkpoints", tmp_path / "checkpoints")
     resumed = run_job(tmp_path, torchrun(2, "dcp.py", "9"), holds=[(1, 5, "forward"), (0, 7, "optimizer")])
     assert (resumed.exit_code, resumed.steps) == (0, [5, 6, 7, 8, 9]), resumed.stderr
     assert sorted(held.place for held in resumed.held) == [(0, 7, "optimizer"), (1, 5, "forward")]
@@ -39,6 +48,14 @@ def test_the_step_that_only_makes_a_state_to_load_into_is_none(tmp_path):
     # Shards are nobody else's.
     assert sums_of(first, 2)[0].keys() == sums_of(first, 2)[1].keys()
     assert sums_of(first, 2)[0] != sums_of(first, 2)[1]
+
+
+def test_shards_are_found_again_by_each_rank(tmp_path, sharded):
+    first, folder = sharded
+    shutil.copytree(folder / "checkpoints", tmp_path / "checkpoints")
+    later = run_job(tmp_path, torchrun(2, "dcp.py", "7"), states_of=first)
+    assert (later.exit_code, later.steps) == (0, [5, 6, 7]), later.stderr
+    assert counts_of(later) == {0: (5, "parameters", 4), 1: (5, "parameters", 4)}
 
 
 def test_replicas_tell_what_they_hold_in_common(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from chaos.external.uncaught import injected, record_of
 from chaos.in_process.crash import Raise
-from tests.external.jobs import SCRIPTS, python, run_job
+from tests.external.jobs import run_job
 
 RANK = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "TORCHELASTIC_RESTART_COUNT": "1"}
 
@@ -169,21 +169,3 @@ def test_a_message_is_bounded_and_a_class_that_has_none_does_no_harm():
 def test_a_broken_connection_of_the_scripts_own_is_its_own():
     assert record_of(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")).failure == "own"
     assert record_of(TimeoutError("timed out")).failure == "own"
-
-
-@pytest.mark.external
-def test_what_chaos_raises_is_told_when_it_is_raised_with_the_line_that_it_comes_out_of(tmp_path):
-    """Its rank may be ended before it comes to its own end, or catch it."""
-
-    def blow(held):
-        arguments = {"exception": "RuntimeError", "message": "injected"}
-        return [{"type": "begin", "handle": 1, "effect": "chaos.in_process.crash:Raise", "arguments": arguments}]
-
-    job = run_job(tmp_path, python("plain.py", "4"), holds=[(0, 3, "backward")], on_hold=blow)
-    lines = (SCRIPTS / "plain.py").read_text().splitlines()
-    raised, uncaught = job.of("rank_raised")
-    for event in (raised, uncaught):
-        told = event.fields
-        assert (event.step, told["last_step"], told["message"], told["is_injected"]) == (3, 2, "injected", True)
-        assert "backward()" in lines[told["line"] - 1]
-    assert job.exit_code == 1

@@ -396,6 +396,33 @@ def test_events_and_orders_go_through_it():
     assert [(event.kind, event.step) for event in come] == [("rank_started", 3)]
 
 
+def test_who_waits_for_the_last_words_of_a_job_does_not_wait_for_its_containers():
+    come, is_served = [], asyncio.Event()
+
+    class Nodes:
+        async def serve(self, name, pid, reader, writer):
+            is_served.set()
+            await reader.read()
+
+    async def talk(server):
+        server.nodes = Nodes()
+        _, container = await connect(server)
+        container.write(encode({"role": "node", "name": "node-0"}))
+        await is_served.wait()
+        sink = await asyncio.to_thread(connect_sink, server.address)
+        Emitter(sink, "rank").emit(RankStarted())
+        while not come:
+            await asyncio.sleep(0.01)
+        draining = asyncio.create_task(server.drained(2 * DEADLINE_SECONDS))
+        await asyncio.wait({draining}, timeout=0.05)
+        assert not draining.done(), "the rank has not hung up"
+        sink._connection.close()
+        await draining
+        container.close()
+
+    assert played(talk, come.append) == []
+
+
 @given(st.lists(st.binary(max_size=40)), st.integers(1, 30), st.booleans())
 def test_lines_are_those_of_the_stream_whatever_its_buffer(lines, limit, is_whole):
     data = b"".join(line.replace(b"\n", b"") + b"\n" for line in lines) + (b"" if is_whole else b"rest")
