@@ -60,6 +60,8 @@ class Prometheus:
                     f"--config.file={folder / 'prometheus.yml'}",
                     f"--storage.tsdb.path={folder / 'data'}",
                     "--web.listen-address=127.0.0.1:0",
+                    # How long what has changed in the file waits for more changes: five seconds unless told otherwise.
+                    *([] if scrape_seconds is None else ["--scrape.discovery-reload-interval=100ms"]),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

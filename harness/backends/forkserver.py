@@ -220,9 +220,6 @@ def load(data: str | None, modules: Iterable[str]) -> None:
     import numpy.random  # noqa: F401
     import torch
 
-    # 480 modules, which torch asks for at the first backward pass of a stage that is not the last.
-    import torch.fx.experimental.symbolic_shapes
-
     import mecefo_runtime.launch.supervisor  # noqa: F401
     from mecefo_runtime.model.data import read_corpus
 

@@ -19,6 +19,7 @@ from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.costs import Costs
 from mecefo_runtime.job.layout import EMBEDDING, HEAD, layer_unit
 from mecefo_runtime.model.approximate import degrade, refresh
+from mecefo_runtime.model.backward import backward
 from mecefo_runtime.model.model import Head, build_unit
 from mecefo_runtime.model.optimizer import EagerAdamW
 from mecefo_runtime.state.traffic import FREE, Traffic
@@ -28,13 +29,18 @@ from mecefo_runtime.system.json_values import from_json, to_json
 from mecefo_runtime.system.process import run_apart
 
 NUM_ROUNDS = 15
+# On a CPU whose compute is not padded to these times: they only decide on layouts, and all ranks measure at once.
+NUM_UNPADDED_ROUNDS = 5
 # Enough to be more than latency, little enough to cost nothing at the start of a job.
 PROBE_BYTES = 1 << 20
 _PROBE_TAG = 1 << 19
 
 
 def measure_costs(
-    job: JobConfig, device: torch.device, progress: Callable[[str, int, int], None] = lambda *_: None
+    job: JobConfig,
+    device: torch.device,
+    progress: Callable[[str, int, int], None] = lambda *_: None,
+    num_rounds: int = NUM_ROUNDS,
 ) -> Costs:
     """Measure forward, backward and optimizer of each kind of unit at the job's shapes: medians of a few rounds.
 
@@ -76,8 +82,8 @@ def measure_costs(
         ("layer_checksum_seconds",): [lambda: zlib.crc32(host_bytes(state))],
     }
     rounds: dict[str, list[float]] = {}
-    for number in range(NUM_ROUNDS + 1):
-        progress("rounds of all layers", number, NUM_ROUNDS + 1)
+    for number in range(num_rounds + 1):
+        progress("rounds of all layers", number, num_rounds + 1)
         for names, run in parts.items():
             for name, taken in zip(names, time_parts(device, run), strict=True):
                 rounds.setdefault(name, []).append(taken)
@@ -101,7 +107,10 @@ def measure_apart(job: JobConfig, device_place: int) -> Costs:
     """As `measure_costs`, in a separate process: its memory does not add to that of training."""
 
     def measure() -> str:
-        return json.dumps(to_json(measure_costs(job, find_device(job.device, device_place))))
+        device = find_device(job.device, device_place)
+        is_exact = job.is_padded or device.type != "cpu"
+        costs = measure_costs(job, device, num_rounds=NUM_ROUNDS if is_exact else NUM_UNPADDED_ROUNDS)
+        return json.dumps(to_json(costs))
 
     return from_json(Costs, json.loads(run_apart(measure)))
 
@@ -194,11 +203,11 @@ def _passes(module: Callable[[Tensor], Tensor], x: Tensor, precision: str) -> li
         with in_precision(precision, x.device):
             outputs.append(module(x_in))
 
-    def backward() -> None:
+    def back() -> None:
         output = outputs.pop()
-        torch.autograd.backward(output, None if output.ndim == 0 else torch.ones_like(output))
+        backward(output, None if output.ndim == 0 else torch.ones_like(output))
 
-    return [forward, backward]
+    return [forward, back]
 
 
 def _count_saved_bytes(module: nn.Module, x: Tensor, precision: str) -> int:

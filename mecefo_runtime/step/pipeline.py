@@ -20,6 +20,7 @@ from mecefo_runtime.comm.operations import Operation, wait_all
 from mecefo_runtime.comm.transport import FIRST_STATE_TAG
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.job.layout import EMBEDDING, HEAD, Layout
+from mecefo_runtime.model.backward import backward
 from mecefo_runtime.model.data import Corpus
 from mecefo_runtime.model.held_data import HeldData
 from mecefo_runtime.model.model import Head
@@ -132,7 +133,7 @@ class Pipeline:
                         has_announced_backward = True
                         announce("backward")
                     with self._pacer.segment(self._ratings.backward_seconds, ready_seconds):
-                        torch.autograd.backward(flight.output, gradient_BTH)
+                        backward(flight.output, gradient_BTH)
                     # Before anything that may fail: the gradients are in the sum.
                     own.count(microbatches[index], self._span)
                     if flight.loss is not None:

@@ -1,7 +1,7 @@
 """A script that takes steps and no torch: it tells of them as the agent in an external script does.
 
-`follower.py STEPS [--resume-from FILE] [--silent] [--stubborn]`: FILE keeps the step of the last checkpoint, one every
-fifth step. Started on several nodes, it is one rank on each, which waits for none of the others.
+`follower.py STEPS [--resume-from FILE] [--wait-in STEP] [--silent] [--stubborn]`: FILE keeps the step of the last
+checkpoint, one every fifth step. Started on several nodes, it is one rank on each, which waits for none of the others.
 """
 
 import argparse
@@ -21,12 +21,14 @@ from mecefo_runtime.system.wire import connect, encode
 CHECKPOINT_STEPS = 5
 STEP_SECONDS = 0.02
 CONNECT_SECONDS = 120.0
+WAIT_SECONDS = 600.0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("steps", type=int)
     parser.add_argument("--resume-from", type=Path)
+    parser.add_argument("--wait-in", type=int, help="wait in this step, at the first start that comes to it")
     parser.add_argument("--silent", action="store_true", help="take no steps")
     parser.add_argument("--stubborn", action="store_true", help="take no SIGTERM, and leave a process behind")
     asked = parser.parse_args()
@@ -47,6 +49,9 @@ def main() -> None:
     for step in range(resumed + 1, asked.steps + 1):
         began = time.monotonic()
         agent.announce(step, "forward")
+        if step == asked.wait_in and not (has_waited := Path(f"{asked.resume_from}-has-waited")).exists():
+            has_waited.touch()
+            time.sleep(WAIT_SECONDS)
         time.sleep(STEP_SECONDS)
         emitter.emit(
             StepCommitted(epoch=1, samples=8, began_monotonic=began, committed_monotonic=time.monotonic()), step=step

@@ -33,7 +33,11 @@ GONE_TIMEOUT_SECONDS = 60.0
 POLL_SECONDS = 0.01
 
 # Two nodes of two ranks, two replicas of two stages: the smallest job in which a node can die and every layer live on.
-SMALL = ("--nodes", "2", "--gpus-per-node", "2", "--dilation", "off", "--no-twin", "--strategy", "ndb")
+# With one microbatch instead of three a step takes half of the CPU time.
+SMALL = (
+    *("--nodes", "2", "--gpus-per-node", "2", "--dilation", "off", "--no-twin", "--strategy", "ndb"),
+    *("--microbatches-per-replica", "1"),
+)
 
 # Patches are executed by every process of the run as it starts; what follows this is for those that the ranks are
 # forked from.
@@ -80,8 +84,8 @@ INSTALLED = "import sys; sys.path.remove(''); from mecefo_chaos.cli.main import 
 _MARK = "TEST_RUN_MARK"
 
 
-def paced(step_seconds: float) -> str:
-    """A patch: no step takes less, however fast the machine is.
+def paced(step_seconds: float, until_step: int = 10**9) -> str:
+    """A patch: no step up to `until_step` takes less, however fast the machine is.
 
     For what lasts seconds, such as a fault, a heartbeat's time-out, or the start of a node: the job must not be over
     before.
@@ -91,15 +95,36 @@ def paced(step_seconds: float) -> str:
 
     from mecefo_runtime.step.step import Stepper
 
-    run_at_once = Stepper.run
+    run_unpaced = Stepper.run
 
     def run_in_time(self, epoch, step):
-        ends_seconds = time.monotonic() + {step_seconds}
-        outcome = run_at_once(self, epoch, step)
+        ends_seconds = time.monotonic() + ({step_seconds} if step <= {until_step} else 0.0)
+        outcome = run_unpaced(self, epoch, step)
         time.sleep(max(0.0, ends_seconds - time.monotonic()))
         return outcome
 
     Stepper.run = run_in_time
+"""
+
+
+def waiting_at(files: Mapping[int, Path]) -> str:
+    """A patch: no rank begins a step of `files` before its file is there."""
+    names = {step: str(file) for step, file in files.items()}
+    return f"""{IN_RANKS}
+    import os
+    import time
+
+    from mecefo_runtime.step.step import Stepper
+
+    run_unasked = Stepper.run
+    files = {names}
+
+    def run_when_told(self, epoch, step):
+        while step in files and not os.path.exists(files[step]):
+            time.sleep({POLL_SECONDS})
+        return run_unasked(self, epoch, step)
+
+    Stepper.run = run_when_told
 """
 
 

@@ -43,6 +43,7 @@ def assert_a_node_was_lost_and_came_back(run: Finished) -> None:
     assert [event.fields["ranks"] for event in run.of("rejoined")] == [[2, 3]]
 
 
+@pytest.mark.nightly
 def test_a_node_of_the_local_backend_is_lost_and_comes_back(tmp_path):
     assert_a_node_was_lost_and_came_back(run_chaos(tmp_path, *LOSS, *SMALL, patch=SLOW_UNTIL_BACK))
 

@@ -45,6 +45,15 @@ def losses_of(run: Finished, after: int = 0) -> list[float]:
     return [event.fields["loss"] for event in run.of("step_committed") if (event.step or 0) > after]
 
 
+def assert_every_unit_was_written_once(run: Finished, *steps: int) -> None:
+    """That the checkpoints of `steps` are whole, and training hardly waited for them."""
+    for step in steps:
+        written = [event for event in run.of("checkpoint_written") if event.step == step]
+        units = sorted(unit for event in written for unit in event.fields["units"])
+        assert units == ["embedding", "head", *(f"layer.{layer}" for layer in range(4))]
+        assert all(event.fields["blocking_seconds"] <= event.fields["writing_seconds"] + 1 for event in written)
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """(the run that wrote them, a folder of checkpoints of steps 10 and 20)."""
@@ -54,14 +63,11 @@ def saved(tmp_path_factory):
     return run, folder / "checkpoints"
 
 
+@pytest.mark.nightly
 def test_every_unit_is_written_once_and_training_hardly_waits(saved):
     run, folder = saved
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000010", "step-00000020"]
-    for step in (10, 20):
-        written = [event for event in run.of("checkpoint_written") if event.step == step]
-        units = sorted(unit for event in written for unit in event.fields["units"])
-        assert units == ["embedding", "head", *(f"layer.{layer}" for layer in range(4))]
-        assert all(event.fields["blocking_seconds"] <= event.fields["writing_seconds"] + 1 for event in written)
+    assert_every_unit_was_written_once(run, 10, 20)
     assert not run.of("warning")
 
 
@@ -118,11 +124,12 @@ def test_when_all_are_damaged_the_job_stops_and_says_which_file(saved, tmp_path)
 
 
 def test_losing_every_holder_of_a_layer_goes_back_to_the_newest_checkpoint(tmp_path):
-    text = EXPERIMENT.format(data_parallel=2, microbatches=4, folder=tmp_path / "checkpoints", resume="false")
+    text = EXPERIMENT.format(data_parallel=2, microbatches=1, folder=tmp_path / "checkpoints", resume="false")
     kill = "faults: [{kind: kill-process, on: stage=0, at: {step: 16}, repair: 1step}]\n"
     path = tmp_path / "experiment.yaml"
     path.write_text(text.replace("twin: false", "twin: true") + kill)
     run = run_chaos(tmp_path, str(path), patch=PATIENT)
+    assert_every_unit_was_written_once(run, 10, 20)
     (restored,) = run.of("checkpoint_restored")
     assert restored.step == 10
     assert run.summary["steps_lost"] == 5

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.integration
 
 SMALL = ("--nodes", "2", "--gpus-per-node", "2", "--dilation", "off", "--no-twin", "--steps", "16")
 FAULT = ("kill-process", "--at", "step=8", "--repair", "3steps", *SMALL)
-LABELS = ["exact", "mecefo:speed", "checkpoint"]
+LABELS = ["mecefo:speed", "checkpoint"]
 ONCE_EACH = ("--strategies", ",".join(LABELS), "-K", "1", *FAULT)
 
 
@@ -48,15 +48,15 @@ def test_the_same_faults_injection_under_each_strategy_and_each_pays_its_own_pri
     seeds = {sample["experiment"]["seed"] for sample in document["samples"]}
     faults = {json.dumps(sample["experiment"]["faults"]) for sample in document["samples"]}
     assert len(seeds) == len(faults) == 1
-    exact, checkpoint = (figures_of(document, label) for label in ("exact", "checkpoint"))
+    mecefo, checkpoint = (figures_of(document, label) for label in LABELS)
     qualities = [sample["experiment"]["job"]["quality"] for sample in document["samples"]]
-    assert qualities == ["auto", "speed", "auto"]
-    assert (exact["steps_lost"], checkpoint["steps_lost"]) == (0, 7)
+    assert qualities == ["speed", "auto"]
+    assert (mecefo["steps_lost"], checkpoint["steps_lost"]) == (0, 7)
     # What each took its time for. How long that was says of single runs how busy the machine happened to be.
-    assert checkpoint["badput_regroup_seconds"] == 0 < exact["badput_regroup_seconds"]
+    assert checkpoint["badput_regroup_seconds"] == 0 < mecefo["badput_regroup_seconds"]
     assert checkpoint["badput_restart_seconds"] > 0
     assert checkpoint["recovery_seconds"] < checkpoint["progress_seconds"]
-    assert exact["recovery_seconds"] == exact["progress_seconds"]
+    assert mecefo["recovery_seconds"] == mecefo["progress_seconds"]
 
 
 def test_it_is_stored_with_links_to_the_single_runs(compared):
@@ -83,7 +83,7 @@ def test_a_strategy_with_a_quality_has_its_own_name_and_the_other_quality_in_its
     events = [json.loads(line) for line in (folder / "mecefo:speed-1" / "events.jsonl").read_text().splitlines()]
     planned = [event["fields"]["quality"] for event in events if event["kind"] == "other_quality_planned"]
     assert planned and set(planned) == {"auto"}
-    assert json.loads((folder / "exact-1" / "summary.json").read_text())["approximation"] is None
+    assert json.loads((folder / "checkpoint-1" / "summary.json").read_text())["approximation"] is None
 
 
 def test_the_set_is_no_run_but_can_be_compared(compared):
@@ -100,10 +100,10 @@ def test_the_set_is_no_run_but_can_be_compared(compared):
 
 def test_a_run_with_more_steps_lost_than_its_baseline_fails(compared):
     folder, out, document = compared
-    exact, _, checkpoint = (sample["runs"][0]["folder"].removeprefix("../../") for sample in document["samples"])
-    code, _, _ = chaos(folder / "other", "compare", checkpoint, exact, out=out)
+    mecefo, checkpoint = (sample["runs"][0]["folder"].removeprefix("../../") for sample in document["samples"])
+    code, _, _ = chaos(folder / "other", "compare", checkpoint, mecefo, out=out)
     assert code == 5, "another experiment must not be compared"
-    code, text, _ = chaos(folder / "worse", "compare", checkpoint, exact, "--anyway", out=out)
+    code, text, _ = chaos(folder / "worse", "compare", checkpoint, mecefo, "--anyway", out=out)
     assert code == 1
     assert "steps_lost got worse: 7, in the reference 0" in text
 

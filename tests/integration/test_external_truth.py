@@ -24,16 +24,17 @@ def test_a_replica_that_is_wrong_to_the_end_fails_though_no_loss_shows_it(tmp_pa
     """One element of one rank, a thousandth larger."""
     parameters = ("-p", "where=parameters", "-p", "factor=1.001", "-p", "elements=1", "-p", "tensor=weight")
     run = run_chaos(
-        tmp_path, "scale", "--at", "step=8,phase=commit", "--on", "rank=1", *parameters, command=training(tmp_path, 30)
+        tmp_path, "scale", "--at", "step=8,phase=commit", "--on", "rank=1", *parameters, command=training(tmp_path, 16)
     )
     (incident,) = run.summary["incidents"]
     assert incident["verified"] and incident["recovered"] is False
     assert incident["violations"] == ["replicas_differ"] and incident["continued_seconds"] > 0
     assert (run.exit_code, run.summary["verdict"], run.summary["diverged_units"]) == (1, "fail", 1)
     assert run.summary["reasons"][0].startswith("weight of rank 1 differs from the other replicas' since step ")
-    assert run.summary["steps_committed"] == 30 and run.summary["first_non_finite_loss_step"] is None
+    assert run.summary["steps_committed"] == 16 and run.summary["first_non_finite_loss_step"] is None
 
 
+@pytest.mark.nightly
 def test_the_fault_free_baseline_begins_where_the_job_did_after_a_reset(tmp_path):
     reset = ("--reset", f"rm -f {tmp_path}/checkpoint.pt")
     gates = ("--gate", "slowdown < 500%", "--gate", "loss_deviation < 1%")
@@ -55,6 +56,8 @@ def test_a_job_that_resumes_without_its_optimizer_is_counted_on_and_its_kept_los
     run = run_chaos(tmp_path, "kill-process", *options, *gates, command=command)
     # Saved after step 8: 9 is done again, and 10 is the first that had not been.
     known = {key: run.summary[key] for key in ("steps_committed", "steps_lost", "steps_repeated", "attempts")}
+    assert [event.job for event in run.events if event.kind == "job_reset"] == ["main", "twin"]
+    assert run.summary["baseline_steps_committed"] == 10
     assert known == {"steps_committed": 10, "steps_lost": 1, "steps_repeated": 1, "attempts": 2}
     assert run.summary["incidents"][0]["recovery_step"] == 9
     assert [gate["passed"] for gate in run.summary["gates"]] == [True, False, True], run.summary["gates"]

@@ -72,6 +72,7 @@ def losses_of(run: Finished) -> list[float]:
     return [event.fields["loss"] for event in run.of("step_committed")]
 
 
+@pytest.mark.nightly
 def test_a_rank_whose_state_differs_is_named_and_gets_its_peers(tmp_path):
     run = train(tmp_path, FLIP, "checksum_every_steps: 4")
     (rejected,) = run.of("step_unfit")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -166,39 +167,72 @@ class TestKeepingACoordinator:
         assert self.keep(tmp_path, [(5, 1), (9, 1), *fruitless, (9, 0)]) == (7, 2 + len(fruitless))
 
 
-def test_a_log_that_cannot_be_written_is_refused_before_ranks_wait_for_a_coordinator(tmp_path):
+# One process after the other, of which none imports torch for itself.
+MISTAKES = """
+import json, os, sys
+from mecefo_runtime.launch.torchrun import main
+answers = []
+for environment, options in json.load(sys.stdin):
+    reader, writer = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.dup2(writer, 2)
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.argv = ["mecefo_runtime", *options]
+        try:
+            main()
+        except SystemExit as end:
+            sys.stderr.flush()
+            # Python's own end takes half a second with torch.
+            os._exit(end.code)
+    os.close(writer)
+    with open(reader) as said:
+        text = said.read()
+    answers.append((os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), text))
+print(json.dumps(answers))
+"""
+
+
+def test_a_mistake_is_told_in_one_line(tmp_path):
     log = tmp_path / "no folder" / "log"
-    answer = subprocess.run(
-        [sys.executable, "-m", "mecefo_runtime", "--coordinator-log", str(log)],
-        env=environment_of_run("none", tmp_path),
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-    )
-    assert answer.returncode == 4
-    assert answer.stderr == f"mecefo_runtime: --coordinator-log: cannot write to {log}: No such file or directory\n"
-
-
-@pytest.mark.parametrize(
-    ("environment", "options", "message"),
-    [
-        ({}, (), "WORLD_SIZE is not set"),
+    cases = [
         ({"WORLD_SIZE": "4"}, ("--pipeline", "3"), "4 ranks do not make pipelines of 3 stages"),
         ({"WORLD_SIZE": "four"}, (), "makes no sense"),
         ({"WORLD_SIZE": "4"}, ("--data", "/no/such/text"), "/no/such/text"),
         ({"WORLD_SIZE": "4"}, ("--checkpoint-every", "5"), "belong together"),
         ({"WORLD_SIZE": "4"}, ("--snapshot-every", "5"), "needs torchrun"),
-    ],
-)
-def test_a_mistake_is_told_in_one_line(tmp_path, environment, options, message):
+        # Before ranks wait for a coordinator that cannot write it.
+        ({}, ("--coordinator-log", str(log)), f": --coordinator-log: cannot write to {log}: No such file or directory"),
+    ]
     usual = {"RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
-    given = environment_of_run("none", tmp_path) | (usual | environment if environment else {})
+    environment = environment_of_run("none", tmp_path)
+    asked = [(environment | (usual | given if given else {}), options) for given, options, _ in cases]
     answer = subprocess.run(
-        [sys.executable, "-m", "mecefo_runtime", *options], env=given, cwd=REPOSITORY, capture_output=True, text=True
+        [sys.executable, "-c", MISTAKES],
+        input=json.dumps(asked),
+        env=environment,
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=True,
+    )
+    for (code, said), (_, _, message) in zip(json.loads(answer.stdout), cases, strict=True):
+        assert code == 4 and message in said, said
+        assert len(said.splitlines()) == 1 and said.startswith("mecefo_runtime: "), said
+
+
+def test_without_a_launcher_it_says_how_it_is_started(tmp_path):
+    answer = subprocess.run(
+        [sys.executable, "-m", "mecefo_runtime"],
+        env=environment_of_run("none", tmp_path),
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
     )
     assert answer.returncode == 4
-    assert message in answer.stderr
-    assert len(answer.stderr.splitlines()) == 1
+    assert "WORLD_SIZE is not set" in answer.stderr and len(answer.stderr.splitlines()) == 1
 
 
 def test_a_store_that_is_not_there_is_waited_for_as_long_as_the_environment_says(tmp_path):

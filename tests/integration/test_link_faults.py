@@ -9,6 +9,7 @@ import pytest
 from chaos.undo.ledger import read_ledger
 from harness.network.machine import why_no_networks
 from tests.integration.runs import (
+    SLOW_UNTIL_BACK,
     SMALL,
     ChaosRun,
     Finished,
@@ -29,6 +30,8 @@ AT = ("--at", "step=10")
 # 60 steps, for which links are cut, are longer than a rank looks for its peers once it is out; and those that are left
 # then are longer than it takes to come back.
 IN_TIME = paced(0.05)
+# As long, in a third as many steps; once all are there again, as fast as they can.
+IN_TIME_UNTIL_BACK = SLOW_UNTIL_BACK.replace("time.sleep(0.2)", "time.sleep(0.15)")
 LONG = (*AT, "--steps", str(STEPS), *SMALL)
 IN_COMMAND = "import sys\nif sys.orig_argv[1] == '-c':\n"
 DO_NOTHING = f"""{IN_COMMAND}
@@ -47,9 +50,10 @@ link_watch.STALLED_AFTER = 0
 
 
 def test_a_dropped_link_costs_one_rank_which_comes_back_by_itself_when_it_is_whole(tmp_path):
-    run = run_chaos(tmp_path, "drop-link", "--on", "link=0-2", "--for", "60steps", *LONG, patch=IN_TIME)
+    cut = ("drop-link", "--on", "link=0-2", "--for", "20steps", *AT, "--steps", "80", *SMALL)
+    run = run_chaos(tmp_path, *cut, patch=IN_TIME_UNTIL_BACK)
     assert run.summary["verdict"] == "pass", run.summary["reasons"]
-    assert_sound(run, STEPS)
+    assert_sound(run, 80)
     (detected,) = run.of("detected")
     assert (detected.fields["lost"], detected.fields["how"]) == ([2], "peers")
     assert detected.fields["cut_links"] == [[0, 2]]
@@ -112,7 +116,7 @@ def test_without_networks_a_link_cannot_be_cut(tmp_path):
 @pytest.mark.parametrize(
     "fault",
     [
-        ("slow-link", "--on", "link=0-2", "-p", "delay=20ms"),
+        pytest.param(("slow-link", "--on", "link=0-2", "-p", "delay=20ms"), marks=pytest.mark.nightly),
         ("partition", "-p", "groups=0,1,coordinator|2,3"),
         pytest.param(("drop-link", "--on", "link=0-2", "-p", "way=out"), marks=pytest.mark.nightly),
         pytest.param(("reset-link", "--on", "link=0-2"), marks=pytest.mark.nightly),

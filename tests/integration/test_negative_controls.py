@@ -7,6 +7,8 @@ from tests.integration.runs import IN_RANKS, PATIENT, SMALL, paced, run_chaos
 pytestmark = pytest.mark.integration
 
 KILL = ("kill-node", "--at", "step=10", "--on", "node=1", "--repair", "none", "--steps", "20", *SMALL)
+# Of which one can be left out or repeated.
+TWO = ("--microbatches-per-replica", "2")
 
 # For the command's own process alone.
 IN_COMMAND = "import sys\nif sys.orig_argv[1] == '-c':\n"
@@ -79,7 +81,7 @@ BE_IMPATIENT = f"""{IN_COMMAND}
 
     def listen(self, event):
         if event.kind == "regrouped" and event.fields["reason"] == "loss":
-            harness.run.job_run.STALL_SECONDS = 3.0
+            harness.run.job_run.STALL_SECONDS = 1.0
             # However long a rank may be silent.
             harness.run.job_run.STALL_HEARTBEATS = 0
         on_event(self, event)
@@ -104,7 +106,7 @@ NEVER_BEGIN = f"""{IN_RANKS}
     ],
 )
 def test_runtime_that_loses_samples_fails(tmp_path, patch):
-    run = run_chaos(tmp_path, *KILL, patch=PATIENT + patch)
+    run = run_chaos(tmp_path, *KILL, *TWO, patch=PATIENT + patch)
     assert (run.summary["verdict"], run.exit_code) == ("fail", 1), run.summary["reasons"]
     assert run.summary["samples_lost"] > 0
     assert run.summary["steps_lost"] == 0

@@ -45,8 +45,8 @@ def test_such_a_rank_hangs_at_a_gate_that_is_given_to_its_user():
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         folder = Path(name)
         folder.chmod(0o755)
-        command = (sys.executable, "-c", TRAINING, "30")
-        run = run_chaos(folder, "hang-gil", "--at", "step=8", "--for", "2s", command=command)
+        command = (sys.executable, "-c", TRAINING, "12")
+        run = run_chaos(folder, "hang-gil", "--at", "step=8", "--for", "500ms", command=command)
     assert run.summary["incidents"][0]["verified"] and run.exit_code == 0
 
 
@@ -62,7 +62,8 @@ def test_a_rank_that_no_process_of_the_run_started_is_refused_and_named(tmp_path
     wait = "import os, time\nwhile os.getppid() == int(os.environ['STARTER']): time.sleep(0.01)\n"
     shell = 'STARTER=$$; export STARTER; setsid "$@" & echo $! >pid'
     daemon = (sys.executable, "-c", wait + TRAINING, "20")
-    both = f"sh -c '{shell}' sh \"$@\"; sleep 12"
+    # It has ended itself when the command does.
+    both = f"sh -c '{shell}' sh \"$@\"; while kill -0 $(cat pid); do sleep 0.1; done"
     run = run_chaos(tmp_path, "kill-process", "--at", "step=8", command=("sh", "-c", both, "sh", *daemon))
     assert run.exit_code == 5 and run.of("no_step_seen")[0].fields["why"] == "other_user"
     assert any(f"uid {NOBODY}" in event.fields["message"] for event in run.of("warning"))

@@ -82,24 +82,18 @@ def shown(browser):
         context.close()
 
 
-@pytest.mark.parametrize("viewport", [PHONE, DESKTOP], ids=["phone", "desktop"])
 @pytest.mark.parametrize("name", PAGES)
-def test_pages_fit_and_their_pictures_can_be_read(shown, pages, name, viewport):
-    page = shown(pages[name], viewport)
-    texts = page.evaluate(TEXTS)
-    assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"], "it scrolls as a whole"
-    assert len(texts) > 5 and [words for words, _, is_cut in texts if is_cut] == []
-    assert {words: pixels for words, pixels, _ in texts if pixels < LEAST_PIXELS} == {}
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_each_picture_is_shown_once(shown, pages, name):
+def test_pages_fit_and_their_pictures_are_shown_once_and_can_be_read(shown, pages, name):
     seen = {}
     for viewport in (PHONE, DESKTOP):
         page = shown(pages[name], viewport)
         seen[viewport["width"]] = page.evaluate(
             "[...document.querySelectorAll('svg')].filter(svg => svg.checkVisibility()).length"
         )
+        texts = page.evaluate(TEXTS)
+        assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"], "it scrolls as a whole"
+        assert len(texts) > 5 and [words for words, _, is_cut in texts if is_cut] == []
+        assert {words: pixels for words, pixels, _ in texts if pixels < LEAST_PIXELS} == {}
     assert seen[390] == seen[1200] > 0
 
 

@@ -132,8 +132,16 @@ def test_a_phone_gets_pictures_whose_letters_can_be_read(browser, pages):
     assert min(sizes[1200]) >= 10 and min(sizes[360]) >= 9.5, "pixels that an 11 pixel letter comes to"
 
 
-@pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("scheme", "viewport"),
+    [
+        pytest.param("light", DESKTOP, id="light-desktop"),
+        pytest.param("dark", PHONE, id="dark-phone"),
+        # Each scheme and each viewport is among the others.
+        pytest.param("light", PHONE, id="light-phone", marks=pytest.mark.nightly),
+        pytest.param("dark", DESKTOP, id="dark-desktop", marks=pytest.mark.nightly),
+    ],
+)
 @pytest.mark.parametrize("name", ["one kill", "many incidents", "a command"])
 def test_every_word_can_be_told_from_its_ground(browser, pages, name, scheme, viewport):
     page, _, _ = shown(browser, pages[name], color_scheme=scheme, viewport=viewport)

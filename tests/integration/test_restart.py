@@ -19,7 +19,10 @@ pytestmark = pytest.mark.integration
 
 STEPS = 24
 EVERY = 8
-JOB = ("--nodes", "2", "--gpus-per-node", "2", "--dilation", "off", "--strategy", "checkpoint", "--steps", str(STEPS))
+JOB = (
+    *("--nodes", "2", "--gpus-per-node", "2", "--dilation", "off", "--strategy", "checkpoint"),
+    *("--steps", str(STEPS), "--microbatches-per-replica", "1"),
+)
 
 
 def assert_restarted(run: Finished, at: int, since: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mecefo_runtime.job.snapshot_interval import SnapshotCosts, interval_steps
-from tests.integration.runs import PATIENT, Finished, assert_holders_agree, paced, run_chaos
+from tests.integration.runs import PATIENT, SLOW_UNTIL_BACK, Finished, assert_holders_agree, paced, run_chaos
 
 pytestmark = pytest.mark.integration
 
@@ -16,7 +16,7 @@ EXPERIMENT = """
 name: snapshots
 job:
   {{nodes: {nodes}, gpus_per_node: {gpus}, data_parallel: 2, pipeline: 2, steps: {steps}, dilation: off,
-    strategy: {strategy}, sharded_optimizer: {sharded},
+    microbatches_per_replica: {microbatches}, strategy: {strategy}, sharded_optimizer: {sharded},
     snapshots: {{every: {every}, protection: {protection}, memory: 256MiB}}}}
 faults:
 {faults}
@@ -27,11 +27,12 @@ def run(folder: Path, *faults: str, patch: str = PATIENT, **settings: object) ->
     path = folder / "experiment.yaml"
     listed = "\n".join(f"  - {{{fault}}}" for fault in faults)
     told = {"nodes": 2, "gpus": 2, "every": 1, "protection": "xor", "steps": 30, "strategy": "exact", "sharded": False}
-    told |= settings
+    told |= {"microbatches": 3} | settings
     path.write_text(EXPERIMENT.format(faults=listed, **told))
     return run_chaos(folder, str(path), patch=patch)
 
 
+@pytest.mark.nightly
 def test_every_training_process_is_killed_in_the_middle_of_a_copy_and_the_older_one_is_taken(tmp_path):
     finished = run(tmp_path, "kind: kill-job, at: {step: 12, phase: snapshot}")
     (injected,) = finished.of("injected")
@@ -71,7 +72,7 @@ def test_two_nodes_with_all_that_hold_a_stage_are_lost_while_both_encode_and_reb
 
 def test_a_flipped_bit_is_found_and_what_it_damaged_comes_from_the_parity(tmp_path):
     both = "at: {step: 12, phase: snapshot}"
-    finished = run(tmp_path, f"kind: flip-snapshot-bit, on: node=1, {both}", f"kind: kill-job, {both}")
+    finished = run(tmp_path, f"kind: flip-snapshot-bit, on: node=1, {both}", f"kind: kill-job, {both}", steps=20)
     assert [incident["verified"] for incident in finished.summary["incidents"]] == [True, True]
     (flipped,) = finished.one("verified").fields["evidence"]["parts"]
     # Said where it was found, and as the reason why it was not used.
@@ -81,7 +82,7 @@ def test_a_flipped_bit_is_found_and_what_it_damaged_comes_from_the_parity(tmp_pa
     tried, restored = finished.of("snapshot_restored")
     assert (tried.fields["rebuilt_nodes"], restored.fields["rebuilt_nodes"]) == ([], [1])
     assert restored.step == tried.step == flipped["step"]
-    assert finished.summary["steps_committed"] == 30
+    assert finished.summary["steps_committed"] == 20
     assert finished.summary["loss_curve_max_deviation_ratio"] < MAX_DEVIATION_RATIO
     assert_holders_agree(finished)
 
@@ -123,7 +124,7 @@ def test_any_kill_strikes_in_the_middle_of_a_copy_or_of_an_encoding(tmp_path, fa
 
 def test_reft_starts_all_ranks_again_from_memory_and_rebuilds_what_a_lost_node_had(tmp_path):
     fault = "kind: kill-node, on: node=1, at: {step: 12, phase: backward}, repair: 8steps"
-    finished = run(tmp_path, fault, nodes=4, gpus=1, strategy="reft", patch=PATIENT + paced(0.15))
+    finished = run(tmp_path, fault, nodes=4, gpus=1, strategy="reft", microbatches=1, patch=PATIENT + paced(0.15, 12))
     assert next(event.kind for event in finished.events if event.kind in ("restarting", "rejoined")) == "restarting"
     (incident,) = finished.summary["incidents"]
     told = incident["state_restored"]
@@ -206,15 +207,16 @@ def test_with_a_sharded_optimizer_only_parity_has_what_a_lost_node_had(tmp_path)
         "kind: kill-node, on: node=1, at: {step: 12, phase: reduce}, repair: 2steps",
         nodes=4,
         gpus=1,
-        steps=50,
-        patch=PATIENT + paced(0.12),
+        steps=36,
+        microbatches=1,
+        patch=PATIENT + paced(0.12, 12) + SLOW_UNTIL_BACK,
         sharded=True,
     )
     # The last one of one that failed: a source that is gone by the time it is asked is not asked again.
     restored = finished.of("snapshot_restored")[-1]
     assert restored.fields["rebuilt_nodes"] == [1]
     assert 1 <= restored.step <= 11
-    assert finished.summary["steps_committed"] == 50
+    assert finished.summary["steps_committed"] == 36
     assert finished.summary["steps_lost"] == 11 - restored.step
     assert finished.of("rejoined")
     assert finished.summary["loss_curve_max_deviation_ratio"] < MAX_DEVIATION_RATIO

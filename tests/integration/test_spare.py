@@ -10,7 +10,8 @@ pytestmark = pytest.mark.integration
 # As in test_exact: the order of float32 sums.
 MAX_DEVIATION_RATIO = 1e-5
 # Replicas 0 and 3 hold shard 0: each shard is held by two.
-JOB = "{nodes: 4, gpus_per_node: 1, data_parallel: 4, pipeline: 1, steps: 40, dilation: off, strategy: spare%s}"
+JOB = """{nodes: 4, gpus_per_node: 1, data_parallel: 4, pipeline: 1, microbatches_per_replica: 1, steps: 30,
+  dilation: off, strategy: spare%s}"""
 
 
 def experiment(folder, faults, *settings):
@@ -20,9 +21,9 @@ def experiment(folder, faults, *settings):
 
 
 def test_a_masked_replica_moves_no_state_and_changes_no_loss(tmp_path):
-    faults = "  - {kind: kill-node, on: node=1, at: {step: 12, phase: reduce}, repair: 5steps}\n"
+    faults = "  - {kind: kill-node, on: node=1, at: {step: 6, phase: reduce}, repair: 3steps}\n"
     run = run_chaos(tmp_path, experiment(tmp_path, faults), patch=PATIENT + SLOW_UNTIL_BACK)
-    assert_survived(run, 40, at=12, phase="reduce")
+    assert_survived(run, 30, at=6, phase="reduce")
     assert_holders_agree(run, BASELINE_JOB)
     assert [event.fields.get("stack_depth") for event in run.of("layout")] == [None, 2, None]
     assert run.of("layout")[1].fields["num_transfers"] == 0

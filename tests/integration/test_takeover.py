@@ -91,8 +91,8 @@ PROJECTING_SAVES = f"""{IN_RANKS}
 
     measure = calibrate.measure_costs
 
-    def measure_in_favour(job, device):
-        costs = measure(job, device)
+    def measure_in_favour(job, device, **options):
+        costs = measure(job, device, **options)
         return replace(costs, projected_backward_seconds=costs.layer_backward_seconds / 2)
 
     calibrate.measure_costs = measure_in_favour

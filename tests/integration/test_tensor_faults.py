@@ -33,9 +33,11 @@ if 'harness.backends.forkserver' in sys.orig_argv:
 """
 
 
-def train(tmp_path, *faults: str, health: str = "checksum_every_steps: 0", patch: str = "") -> Finished:
+def train(
+    tmp_path, *faults: str, health: str = "checksum_every_steps: 0", patch: str = "", steps: int = STEPS
+) -> Finished:
     path = tmp_path / "tensors.yaml"
-    path.write_text(EXPERIMENT.format(steps=STEPS, health=health, faults="\n".join(f"  - {{{f}}}" for f in faults)))
+    path.write_text(EXPERIMENT.format(steps=steps, health=health, faults="\n".join(f"  - {{{f}}}" for f in faults)))
     return run_chaos(tmp_path, str(path), "--no-twin", patch=PATIENT + patch)
 
 
@@ -44,9 +46,9 @@ def evidence(run: Finished, incident: int = 0) -> dict:
     return rank
 
 
-def assert_passed(run: Finished) -> None:
+def assert_passed(run: Finished, steps: int = STEPS) -> None:
     assert (run.summary["verdict"], run.exit_code) == ("pass", 0), run.summary["reasons"]
-    assert run.summary["steps_committed"] == STEPS
+    assert run.summary["steps_committed"] == steps
     assert not run.of("undo_failed") and not run.of("unverified")
     assert len(run.of("undone")) == len(run.summary["incidents"])
 
@@ -86,11 +88,14 @@ def test_a_parameter_that_differs_is_found_by_comparison_and_healed(tmp_path):
         tmp_path,
         "kind: bit-flip, on: rank=2, at: {step: 6}, where: parameters, layer: 3, bit: 22",
         health="checksum_every_steps: 8",
+        steps=12,
     )
-    assert_passed(run)
+    assert_passed(run, 12)
     assert evidence(run)["outcome"] == "consumed"
     (rejected,) = run.of("step_unfit")
     assert (rejected.step, rejected.fields["verdict"], rejected.fields["suspects"]) == (8, "heal", [2])
+    layouts = [(event.fields["reason"], event.fields["num_transfers"]) for event in run.of("layout")]
+    assert layouts == [("start", 0), ("heal", 1)]
     assert_holders_agree(run)
     assert run.summary["diverged_units"] == 0
 
@@ -120,10 +125,10 @@ def test_optimizer_state_that_would_spoil_the_parameters_is_healed_before_it_doe
     ],
 )
 def test_a_injection_that_does_nothing_is_inconclusive(tmp_path, patch):
-    run = train(tmp_path, "kind: bit-flip, on: rank=2, at: {step: 6}, where: gradients", patch=patch)
+    run = train(tmp_path, "kind: bit-flip, on: rank=2, at: {step: 6}, where: gradients", patch=patch, steps=12)
     assert (run.summary["verdict"], run.exit_code) == ("inconclusive", 5), run.summary["reasons"]
     (incident,) = run.summary["incidents"]
     assert (incident["verified"], incident["evidence"]) == (False, None)
     assert "did not change" in incident["unverified_reason"] or "reported nothing" in incident["unverified_reason"]
-    assert run.summary["steps_committed"] == STEPS
+    assert run.summary["steps_committed"] == 12
     assert run.of("residue")[0].fields["undo_pending"] == []

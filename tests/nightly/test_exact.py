@@ -27,16 +27,16 @@ faults:
 
 def test_approximation_shows_in_the_comparison(tmp_path):
     """The negative control of the above: another computation gives other losses."""
-    run = run_chaos(tmp_path, *FAULT, *JOB, "--strategy", "ndb", patch=PATIENT)
-    assert_survived(run, STEPS, at=20, phase="reduce")
+    run = run_chaos(tmp_path, *FAULT, *JOB, "--strategy", "ndb", patch=PATIENT + SLOW_UNTIL_BACK)
+    assert_survived(run, STEPS, at=8, phase="reduce")
     assert run.summary["loss_curve_max_deviation_ratio"] > 10 * MAX_DEVIATION_RATIO
 
 
 @pytest.mark.parametrize("phase", PHASES[:-1])
 def test_losses_equal_the_baselines_whenever_in_a_step_a_node_is_lost(tmp_path, phase):
-    fault = ("kill-node", "--at", f"step=20,phase={phase}", "--on", "node=1", "--repair", "5steps")
-    run = run_chaos(tmp_path, *fault, *JOB, "--strategy", "exact", patch=PATIENT)
-    assert_survived(run, STEPS, at=20, phase=phase)
+    fault = ("kill-node", "--at", f"step=8,phase={phase}", "--on", "node=1", "--repair", "5steps")
+    run = run_chaos(tmp_path, *fault, *JOB, "--strategy", "exact", patch=PATIENT + SLOW_UNTIL_BACK)
+    assert_survived(run, STEPS, at=8, phase=phase)
     assert_holders_agree(run, BASELINE_JOB)
     assert run.summary["loss_curve_max_deviation_ratio"] < MAX_DEVIATION_RATIO
 

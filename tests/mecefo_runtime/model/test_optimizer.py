@@ -15,14 +15,15 @@ import sys
 from harness.backends.forkserver import load
 load(None, ())
 import torch
+from mecefo_runtime.model.backward import backward
 from mecefo_runtime.model.optimizer import EagerAdamW
 from mecefo_runtime.job.config import JobConfig
 before = set(sys.modules)
 layer = torch.nn.Linear(4, 4)
 optimizer = EagerAdamW(layer.parameters(), fused=True)
-torch.autograd.backward(layer(torch.ones(2, 4)), torch.ones(2, 4))
+backward(layer(torch.ones(2, 4)), torch.ones(2, 4))
 optimizer.step()
-print("torch._dynamo" in sys.modules, len(set(sys.modules) - before))
+print(not {"torch._dynamo", "sympy"}.isdisjoint(sys.modules), len(set(sys.modules) - before))
 """
 
 
