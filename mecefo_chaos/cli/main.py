@@ -256,7 +256,10 @@ def main() -> None:
     hear_of_children()
     _open_closed_streams()
     _ready_streams()
-    sys.exit(run_cli(sys.argv[1:]))
+    code = run_cli(sys.argv[1:])
+    # Python flushes it once more: what could not be written has been reported, and is dropped.
+    sys.stdout = sys.__stdout__
+    sys.exit(code)
 
 
 def _open_closed_streams() -> None:
