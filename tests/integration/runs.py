@@ -84,6 +84,30 @@ INSTALLED = "import sys; sys.path.remove(''); from mecefo_chaos.cli.main import 
 _MARK = "TEST_RUN_MARK"
 
 
+def saved_before(step: int, saved_step: int) -> str:
+    """A patch: no rank begins `step` before the checkpoint of `saved_step` is whole, however busy the machine is."""
+    return f"""{IN_RANKS}
+    import time
+
+    from mecefo_runtime.checkpoint.durable import newest_durable
+    from mecefo_runtime.step.step import Stepper
+
+    run_unsaved = Stepper.run
+
+    def run_when_saved(self, epoch, step):
+        deadline = time.monotonic() + {GONE_TIMEOUT_SECONDS}
+        # The baseline beside it saves nothing.
+        while self._job.checkpoint is not None and step == {step} and time.monotonic() < deadline:
+            newest = newest_durable(self._job)
+            if newest is not None and newest.step >= {saved_step}:
+                break
+            time.sleep(0.01)
+        return run_unsaved(self, epoch, step)
+
+    Stepper.run = run_when_saved
+"""
+
+
 def paced(step_seconds: float, until_step: int = 10**9) -> str:
     """A patch: no step up to `until_step` takes less, however fast the machine is.
 

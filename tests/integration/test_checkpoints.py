@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from mecefo_runtime.checkpoint.checkpoint import verify
-from tests.integration.runs import PATIENT, Finished, assert_holders_agree, assert_survived, paced, run_chaos
+from tests.integration.runs import (
+    PATIENT,
+    Finished,
+    assert_holders_agree,
+    assert_survived,
+    paced,
+    run_chaos,
+    saved_before,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -128,7 +136,7 @@ def test_losing_every_holder_of_a_layer_goes_back_to_the_newest_checkpoint(tmp_p
     kill = "faults: [{kind: kill-process, on: stage=0, at: {step: 16}, repair: 1step}]\n"
     path = tmp_path / "experiment.yaml"
     path.write_text(text.replace("twin: false", "twin: true") + kill)
-    run = run_chaos(tmp_path, str(path), patch=PATIENT)
+    run = run_chaos(tmp_path, str(path), patch=PATIENT + saved_before(16, 10))
     assert_every_unit_was_written_once(run, 10, 20)
     (restored,) = run.of("checkpoint_restored")
     assert restored.step == 10

@@ -13,6 +13,7 @@ from tests.integration.runs import (
     assert_time_adds_up,
     read_run,
     run_chaos,
+    saved_before,
 )
 
 pytestmark = pytest.mark.integration
@@ -66,9 +67,8 @@ def assert_restarted(run: Finished, at: int, since: int) -> None:
 
 
 def test_a_lost_node_ends_all_and_they_go_on_from_the_checkpoint_with_the_same_losses(tmp_path):
-    run = run_chaos(
-        tmp_path, "kill-node", "--at", "step=12", "--repair", "3steps", *JOB, "--checkpoint-every", str(EVERY)
-    )
+    fault = ("kill-node", "--at", "step=12", "--repair", "3steps")
+    run = run_chaos(tmp_path, *fault, *JOB, "--checkpoint-every", str(EVERY), patch=saved_before(12, EVERY))
     assert_restarted(run, at=12, since=EVERY)
     (restored,) = run.of("checkpoint_restored")
     assert restored.step == EVERY

@@ -31,6 +31,7 @@ from tests.integration.runs import (
     read_log,
     read_run,
     run_chaos,
+    saved_before,
 )
 from tests.shared import made_once
 
@@ -184,7 +185,8 @@ def test_a_gradient_that_is_no_number_is_computed_again_and_its_rank_named(tmp_p
 def test_all_ranks_start_again_from_a_checkpoint(tmp_path):
     fault = ("kill-process", "--at", "step=8", "--on", "rank=1", "--repair", "200ms")
     job = ("--nodes", "2", "--gpus-per-node", "2", "--dilation", "off", "--no-twin", "--steps", "12")
-    run = run_chaos(tmp_path, *fault, *job, "--strategy", "checkpoint", "--checkpoint-every", "5", patch=PATIENT)
+    patch = PATIENT + saved_before(8, 5)
+    run = run_chaos(tmp_path, *fault, *job, "--strategy", "checkpoint", "--checkpoint-every", "5", patch=patch)
     assert (run.summary["verdict"], run.exit_code) == ("pass", 0), run.summary["reasons"]
     assert [event.step for event in run.of("checkpoint_restored")] == [5]
     assert (run.summary["steps_committed"], run.summary["steps_repeated"], run.summary["steps_lost"]) == (12, 2, 2)
