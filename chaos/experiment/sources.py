@@ -276,7 +276,14 @@ def no_such_fault(kind: str, kinds: Registry, or_else: str = "", *, key: str | N
     if len(several) > 1:
         return UsageError(f"there is no fault {shown(kind)}: write one of {', '.join(several)}", key=key)
     others = "; `chaos faults` lists all" if guess else f": `chaos faults` lists all{or_else}"
-    return UsageError(f"there is no fault {shown(kind)}{others}", key=key, suggestion=guess)
+    return UsageError(f"there is no fault {shown(kind)}{others}{of_broken_plugins()}", key=key, suggestion=guess)
+
+
+def of_broken_plugins() -> str:
+    """Why the faults of plug-ins that cannot be used are missing, to be appended to a message; "" if all can."""
+    from chaos.faults import broken_plugins
+
+    return "".join(f"; the plug-in {where} {reason}" for where, reason in broken_plugins().items())
 
 
 def distinction(line: Sequence[str], place: int) -> str:

@@ -261,7 +261,7 @@ NO_DEVIATION: Mapping[str, str] = {
         "to do: --reset 'rm -rf ...' removes the checkpoint before each start"
     ),
     "steps_not_counted": "the numbers of the steps after the restart are not known",
-    "job_not_completed": "the fault-free baseline runs after the job, and the job did not complete",
+    "job_not_completed": "the job did not complete, and neither did its fault-free baseline",
 }
 
 

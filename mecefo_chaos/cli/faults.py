@@ -48,11 +48,13 @@ def faults(kind: str | None, as_json: bool) -> int:
     Fidelity: `real` is the failure itself, `shaped` an imitation (a delay, less bandwidth), `telemetry` only what
     monitoring sees.
     """
+    from chaos.experiment.sources import of_broken_plugins
     from chaos.faults import broken_plugins, registry
 
     known = registry()
     if kind is not None and kind not in known:
-        raise UsageError(f"there is no fault {shown(kind)}: `chaos faults` lists them", suggestion=nearest(kind, known))
+        missing = f"there is no fault {shown(kind)}: `chaos faults` lists them{of_broken_plugins()}"
+        raise UsageError(missing, suggestion=nearest(kind, known))
     rows = [describe(fault) for name, fault in known.items() if kind in (None, name)]
     for plugin, reason in broken_plugins().items():
         echo(f"chaos: the plug-in {plugin} {reason}; its faults are left out")

@@ -116,7 +116,7 @@ def test_numbers_that_json_cannot_tell_become_null():
         ({"faults": (Fault(repair_steps=None),)}, "did not come back to 95%"),
         ({"faults": (Fault(step=8),)}, "median over 7 steps only"),
         ({"cut_off_after_step": 30}, "log was cut off"),
-        ({"ended": "interrupted"}, "the fault-free baseline runs after the job, and the job did not complete"),
+        ({"ended": "interrupted"}, "the job did not complete, and neither did its fault-free baseline"),
         ({"faults": (Fault(verified=False),)}, "it counts in no figure"),
         ({"faults": (Fault(repair_steps=None), Fault(step=40, node=2))}, "when incident 0 was active, too"),
     ],
