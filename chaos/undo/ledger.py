@@ -46,6 +46,8 @@ _LOCK_POLL_SECONDS = 0.02
 # Others of the group may not write to it, whatever the umask: it tells what is to be undone.
 _MODE = 0o644
 _TAIL_BYTES = 1 << 16
+# More than the author and the time at the end of a line.
+_COMPARED_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,8 @@ class Ledger:
         # The entries in the first `_read_bytes` bytes, which are whole lines.
         self._entries: dict[int, Entry] = {}
         self._read_bytes = 0
+        # The end of what was read: each line has its time, so that a file that was written anew has another one there.
+        self._read_end = b""
         made = 0 if must_exist else os.O_CREAT
         try:
             self._file = os.fdopen(_open(path, made), "r+b", buffering=0)
@@ -227,9 +231,10 @@ class Ledger:
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 return None
-            if self._read_bytes and os.pread(descriptor, 1, self._read_bytes - 1) != b"\n":
+            num_bytes = len(self._read_end)
+            if os.pread(descriptor, num_bytes, self._read_bytes - num_bytes) != self._read_end:
                 # Somebody has cut it off, or written it anew.
-                self._entries, self._read_bytes = {}, 0
+                self._entries, self._read_bytes, self._read_end = {}, 0, b""
             with os.fdopen(os.dup(descriptor), "rb") as file:
                 file.seek(self._read_bytes)
                 for line in bounded_lines(file):
@@ -239,6 +244,7 @@ class Ledger:
                         unfinished = entry
                         continue
                     self._read_bytes = file.tell()
+                    self._read_end = line[-_COMPARED_BYTES:]
                     if entry is not None:
                         self._entries[entry.incident] = _continue(self._entries.get(entry.incident), entry)
         except OSError:

@@ -157,6 +157,15 @@ def test_each_of_two_writers_knows_what_the_other_one_has_undone(tmp_path_factor
                 assert ("again_by" in evidence) is (known is not None and known.state == "lapsed")
 
 
+def test_a_ledger_that_was_written_anew_with_lines_of_the_same_length_is_read_anew(path):
+    with Ledger(path) as ledger:
+        ledger.prepare(0, "f", RECORD)
+        undone = [ledger.undo(0, "f", RECORD, undo_nothing)["undone"] for _ in range(2)]
+        path.write_bytes(path.read_bytes().replace(b'"struck"', b'"lapsed"'))
+        undone.append(ledger.undo(0, "f", RECORD, undo_nothing)["undone"])
+    assert undone == ["nothing", "already", "nothing"]
+
+
 def test_an_undo_reads_only_what_is_new(path, monkeypatch):
     num_entries = 100
     with Ledger(path) as ledger:
