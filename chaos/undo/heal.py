@@ -113,10 +113,21 @@ def undo_pending(
 def _is_of_another(run: OpenRun, entry: Entry) -> bool:
     """Whether an entry is of another run, or of another host: it is closed there."""
     try:
-        refuse_elsewhere(run, entry)
+        _refuse_of_another(run, entry)
     except ChaosError:
         return True
-    return entry.run not in ("", run.run)
+    return False
+
+
+def _refuse_of_another(run: OpenRun, entry: Entry) -> None:
+    """Refuse an entry of another run, or of another host.
+
+    Raises:
+        HealError: it is one.
+    """
+    if entry.run not in ("", run.run):
+        raise HealError(Reason("entry_of_another_run", run=entry.run))
+    refuse_elsewhere(run, entry)
 
 
 def refuse_if_doubtful(run: OpenRun, contents: Contents, *, is_confirmed: bool = False, is_own: bool = False) -> None:
@@ -152,9 +163,7 @@ def _undo_of(
     """
     if entry.fault not in kinds:
         raise HealError(Reason("undo_not_installed", fault=entry.fault))
-    if entry.run not in ("", run.run):
-        raise HealError(Reason("entry_of_another_run", run=entry.run))
-    refuse_elsewhere(run, entry)
+    _refuse_of_another(run, entry)
     kind = kinds[entry.fault]
     paths = changed_paths(kind, entry.record)
     check_paths(paths, folders)

@@ -127,8 +127,9 @@ class _Report:
         repeated, lost = summary.steps_repeated, summary.steps_lost
         is_extra = summary.job_outcome == "completed" and repeated and lost
         again = "" if not is_extra else f" ({'recomputed' if repeated == lost else f'{repeated} of them recomputed'})"
-        samples = f"; samples skipped or used twice: {_known(summary.samples_lost)}"
-        samples = "" if summary.traits.is_user_script else samples
+        # Which samples a script uses is not known.
+        has_samples = not summary.traits.is_user_script
+        samples = f"; samples skipped or used twice: {_known(summary.samples_lost)}" if has_samples else ""
         self._paragraph(
             f"{what} {steps_text(summary)}{attempts}{emulated}{strategy}{over}{seed}. "
             f"{lost_words(summary).capitalize()}: {_known(lost)}{again}{samples}."

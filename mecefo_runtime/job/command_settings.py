@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mecefo_runtime.job.config import MAX_RANKS, MAX_STEPS
+from mecefo_runtime.job.config import MAX_STEPS, NODES_PER_RACK_TEXT, num_setting
 from mecefo_runtime.job.setting import REQUIRED, Option, setting
 
 
@@ -30,26 +30,16 @@ class CommandSettings:
     command: tuple[str, ...] = setting(
         REQUIRED, "command that starts the training: one text, as in a shell, or a list of words"
     )
-    nodes: int | None = setting(
-        None,
-        "number of nodes; default: from torchrun's options, else 1",
-        at_least=1,
-        at_most=MAX_RANKS,
-        option=Option("--nodes"),
+    nodes: int | None = num_setting(
+        None, "number of nodes; default: from torchrun's options, else 1", Option("--nodes")
     )
-    gpus_per_node: int | None = setting(
-        None,
-        "ranks per node; default: from torchrun's options, else 1",
-        at_least=1,
-        at_most=MAX_RANKS,
-        option=Option("--gpus-per-node"),
+    gpus_per_node: int | None = num_setting(
+        None, "ranks per node; default: from torchrun's options, else 1", Option("--gpus-per-node")
     )
-    data_parallel: int | None = setting(
+    data_parallel: int | None = num_setting(
         None,
         "number of model replicas, for the target `replica=0`; default: every rank is one",
-        at_least=1,
-        at_most=MAX_RANKS,
-        option=Option("--data-parallel", "D"),
+        Option("--data-parallel", "D"),
     )
     steps: int | None = setting(
         None,
@@ -58,13 +48,7 @@ class CommandSettings:
         at_most=MAX_STEPS,
         option=Option("--steps"),
     )
-    nodes_per_rack: int | None = setting(
-        None,
-        "nodes per rack, for the target `rack=0`",
-        at_least=1,
-        at_most=MAX_RANKS,
-        option=Option("--nodes-per-rack"),
-    )
+    nodes_per_rack: int | None = num_setting(None, NODES_PER_RACK_TEXT, Option("--nodes-per-rack"))
     step_from: str | None = setting(
         None,
         "regular expression that finds the step in the log, for jobs without a PyTorch optimizer",

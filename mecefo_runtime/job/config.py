@@ -22,7 +22,13 @@ from mecefo_runtime.system.json_values import to_json
 
 MAX_RANKS = 1024
 """The limit of a job, over all nodes."""
+NODES_PER_RACK_TEXT = "nodes per rack, for the target `rack=0`"
 MAX_STEPS = 10**8
+
+
+def num_setting(default: int | None, text: str, option: Option) -> Any:
+    """The setting of a number of nodes, or of ranks: from 1 to the limit of a job."""
+    return setting(default, text, at_least=1, at_most=MAX_RANKS, option=option)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,21 +292,9 @@ class JobSettings:
             in_torchrun=True,
         ),
     )
-    nodes: int = setting(4, "number of nodes, without spares", at_least=1, at_most=MAX_RANKS, option=Option("--nodes"))
-    gpus_per_node: int = setting(
-        2,
-        "ranks per node, also on machines without a GPU",
-        at_least=1,
-        at_most=MAX_RANKS,
-        option=Option("--gpus-per-node"),
-    )
-    nodes_per_rack: int | None = setting(
-        None,
-        "nodes per rack, for the target `rack=0`",
-        at_least=1,
-        at_most=MAX_RANKS,
-        option=Option("--nodes-per-rack"),
-    )
+    nodes: int = num_setting(4, "number of nodes, without spares", Option("--nodes"))
+    gpus_per_node: int = num_setting(2, "ranks per node, also on machines without a GPU", Option("--gpus-per-node"))
+    nodes_per_rack: int | None = num_setting(None, NODES_PER_RACK_TEXT, Option("--nodes-per-rack"))
     data_parallel: int = setting(
         4,
         "number of model replicas; default: derived from the number of ranks",

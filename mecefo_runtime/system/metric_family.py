@@ -23,8 +23,8 @@ class Family:
         """The family of a gauge or counter, with a sample for each value that is known; nothing without one.
 
         Args:
-            values: by the tuple of the values of its own labels; None: unknown.
-            common: labels that all samples have besides.
+            values: by the tuple of the values of `labels`; None: unknown.
+            common: labels that all samples have in addition.
         """
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
