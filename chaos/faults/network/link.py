@@ -16,7 +16,17 @@ from typing import Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from chaos.errors import EffectNotSeen, EnvironmentFailure, InjectionError, TargetNotFound, UsageError
-from chaos.faults.base import Act, ConnectionHost, Fault, FaultContext, Fidelity, LinkHost, NoParameters, RunContext
+from chaos.faults.base import (
+    Act,
+    ConnectionHost,
+    EndHost,
+    Fault,
+    FaultContext,
+    Fidelity,
+    LinkHost,
+    NoParameters,
+    RunContext,
+)
 from chaos.faults.network.look import Look, is_loss, look, probes_for_loss
 from chaos.faults.network.presence import Presence, Side, absent
 from chaos.host.links import remove_rules
@@ -27,6 +37,7 @@ from chaos.host.undo_record import UndoRecord
 from chaos.language.quantities import RateText, SecondsFromZeroText, rate_text
 from chaos.language.target import ResolvedTarget, Scope
 from chaos.language.trigger import Duration
+from chaos.refusals import refusal_text
 from mecefo_runtime.system.json_values import to_json
 from mecefo_runtime.system.reason import Reason
 
@@ -69,6 +80,8 @@ class LinkFault(Fault[ParametersT]):
     default_lifetime: ClassVar[Duration | None] = Duration(seconds=20.0)
     verify_timeout_seconds: ClassVar[float] = 60.0
     Record: ClassVar[type[UndoRecord]] = LinkRecord
+    # Whether it is seen by what the job sends, where nothing else is sent over a link (see `EndHost`).
+    shows_in_traffic: ClassVar[bool] = True
 
     def __init__(self, parameters: ParametersT) -> None:
         super().__init__(parameters)
@@ -83,15 +96,22 @@ class LinkFault(Fault[ParametersT]):
 
     def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
         """Plan the rules."""
-        links = self._links(target)
+        links, sides = self._links(target), self._sides(target)
         if context.links is None:
             raise InjectionError(Reason("no_links_in_backend", fault=self.kind))
         if not links:
             raise TargetNotFound(Reason("no_link", target=target))
-        if (missing := absent(self._sides(target), context.processes)) is not None:
+        if isinstance(context.links, EndHost):
+            # Who is at the other ends, the hosts there know.
+            here = set(context.links.ranks_here())
+            sides = tuple(side for side in sides if here.issuperset(side))
+            self.shows_when_released = self.shows_when_released or self.shows_in_traffic  # type: ignore[misc]
+        if (missing := absent(sides, context.processes)) is not None:
             raise TargetNotFound(Reason("link_end_missing", missing=missing))
-        self._presence = Presence(self._sides(target), context)
+        self._presence = Presence(sides, context)
         rules = context.links.plan_rules(links, self._rule())
+        if isinstance(context.links, EndHost):
+            links = context.links.links_here(links)
         return self._act(target, context, LinkRecord(rules=tuple(rules), links=links).to_json())
 
     def _act(self, target: ResolvedTarget, context: FaultContext, record: Mapping[str, Any]) -> Act:
@@ -108,7 +128,8 @@ class LinkFault(Fault[ParametersT]):
         """Check that the links carry traffic, NCCL's included, then add the rules; returns when they took effect."""
         links = _links_of(act)
         refuse_what_no_rule_touches(links, read_routes(context.run_folder / LOGS_FOLDER))
-        looks = [look(link_host(context), link, NUM_PROBES, PROBE_TIMEOUT_SECONDS, num_at_once=1) for link in links]
+        host = link_host(context)
+        looks = [look(host, link, num_probes(host), PROBE_TIMEOUT_SECONDS, num_at_once=1) for link in links]
         self._before = dict(zip(links, await asyncio.gather(*looks), strict=True))
         for link, before in self._before.items():
             if before.is_cut:
@@ -141,6 +162,7 @@ class LinkFault(Fault[ParametersT]):
         return {
             "summary": self._summarize({link: str(one["summary"]) for link, one in seen.items()}),
             "links": [{"link": list(link), "before": to_json(self._before[link]), **one} for link, one in seen.items()],
+            **(context.links.describe(rules_of(act)) if isinstance(context.links, EndHost) else {}),
         }
 
     @classmethod
@@ -173,7 +195,7 @@ class LinkFault(Fault[ParametersT]):
         Raises:
             EffectNotSeen: it is not what it should be.
         """
-        seen = await look(host, link, NUM_PROBES, PROBE_TIMEOUT_SECONDS)
+        seen = await look(host, link, num_probes(host), PROBE_TIMEOUT_SECONDS)
         if not seen.is_cut:
             came = seen.num_sent - seen.num_lost
             raise EffectNotSeen(
@@ -213,6 +235,8 @@ class ResetLink(LinkFault[NoParameters]):
 
     kind: ClassVar[str] = "reset-link"
     brief: ClassVar[str] = "reset a link's connections"
+    # Ranks that continue end of it, and their connections with them.
+    shows_in_traffic: ClassVar[bool] = False
 
     def __init__(self, parameters: NoParameters) -> None:
         super().__init__(parameters)
@@ -300,6 +324,13 @@ class SlowLink(LinkFault[SlowLinkParameters]):
         super().__init__(parameters)
         self._rate_before: dict[Link, float] = {}
 
+    def check(self, target: ResolvedTarget, run: RunContext) -> None:
+        """Refuse also what connections cannot do."""
+        super().check(target, run)
+        if run.links_are_connections and (self.parameters.delay_seconds or self.parameters.loss):
+            key = "delay" if self.parameters.delay_seconds else "loss"
+            raise UsageError(refusal_text(Reason("delay_needs_net_admin")), key=key)
+
     async def apply(self, act: Act, context: FaultContext) -> float | None:
         """See what the links carry, then add the rules."""
         rate = self.parameters.bandwidth
@@ -327,8 +358,8 @@ class SlowLink(LinkFault[SlowLinkParameters]):
     async def _see(self, link: Link, host: LinkHost) -> dict[str, Any]:
         said, before = self.parameters, self._before[link]
         round_trip = 2 * (said.delay_seconds + said.jitter)
-        num_probes = max(NUM_PROBES, probes_for_loss(said.loss) if said.loss else 0)
-        seen = await look(host, link, num_probes, PROBE_TIMEOUT_SECONDS + round_trip)
+        num_sent = max(num_probes(host), probes_for_loss(said.loss) if said.loss else 0)
+        seen = await look(host, link, num_sent, PROBE_TIMEOUT_SECONDS + round_trip)
         told: dict[str, Any] = {"after": to_json(seen)}
         words = []
         if said.delay_seconds:
@@ -387,9 +418,17 @@ class SlowLink(LinkFault[SlowLinkParameters]):
 
 def act_on_ranks(ranks: Iterable[int], context: FaultContext, record: Mapping[str, Any]) -> Act:
     """An act that affects `ranks`, not whoever is at the other ends: with all that share a network with one of them."""
-    affected = {sharing for rank in ranks for sharing in link_host(context).sharing_network(rank)}
+    host = link_host(context)
+    affected = {sharing for rank in ranks for sharing in host.sharing_network(rank)}
+    if isinstance(host, EndHost):
+        affected &= set(host.ranks_here())
     processes = context.processes.rank_processes(tuple(sorted(affected)))
     return Act(processes=tuple(one for one in processes if one.process.is_running()), undo_record=record)
+
+
+def num_probes(host: LinkHost) -> int:
+    """How many probes of a link are sent; where several would see the same, one."""
+    return 1 if isinstance(host, EndHost) else NUM_PROBES
 
 
 def _links_of(act: Act) -> list[Link]:
