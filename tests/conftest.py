@@ -17,7 +17,7 @@ from harness.backends.docker.image import DEFAULT_IMAGE
 from tests.snapshots import OPTION, Snapshot
 
 # Shows the values in failed assertions of the modules that tests share.
-pytest.register_assert_rewrite("tests.integration.runs")
+pytest.register_assert_rewrite("tests.integration.runs", "tests.cluster.chaos_runs")
 # What CI's own workflow is told must come of CI, not of the runs that its tests make.
 for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
     os.environ.pop(name, None)
@@ -36,7 +36,7 @@ settings.load_profile("same examples")
 
 TESTS = Path(__file__).parent
 # In the order in which they run: what takes long begins early, so that no worker is alone with it at the end.
-TIERS = ("smoke", "docker", "crash", "external", "integration", "browser", "unit", "nightly")
+TIERS = ("smoke", "docker", "cluster", "crash", "external", "integration", "browser", "unit", "nightly")
 DEFAULT_TIERS = "(unit or smoke) and not nightly"
 REAL_TIERS = "not (unit or smoke or nightly)"
 # In a file with tests of these tiers, and in one without any, whose tests must be seen to lack it.
