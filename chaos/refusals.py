@@ -190,6 +190,14 @@ def _rules_still_there(comment: str, place: str, rules: Sequence[str]) -> str:
     return f"{len(rules)} rules {comment} at {place} are still there: {'; '.join(rules)}"
 
 
+def _connections_forbidden(error: str, ptrace_scope: str | None = None) -> str:
+    what = f"the connections of other processes may not be changed on this host (pidfd_getfd: {error})"
+    if ptrace_scope in (None, "0"):
+        return f"{what}: a container's seccomp profile may forbid it; CAP_SYS_PTRACE or another profile allows it"
+    cure = "sysctl kernel.yama.ptrace_scope=0, or CAP_SYS_PTRACE, allows it"
+    return f"{what}: Yama's ptrace_scope is {ptrace_scope}; {cure}"
+
+
 def _links_not_restored(rules: int, left: Sequence[Reason]) -> str:
     return f"{len(left)} of {rules} rules are still there: {'; '.join(map(refusal_text, left))}"
 
@@ -234,6 +242,7 @@ NOT_UNDONE = Table(
         "disk_still_full": "the disk of {folder} is still full, though nothing of ours is on it any more",
         "snapshot_begun_meanwhile": "node {node} began a snapshot while bits were flipped back: it may be damaged",
         "bits_still_flipped": "the bits in the memory of node {node} are still flipped",
+        "connections_not_restored": "connections to {peers} have not got their options back: {failed}",
         "group_not_removed": "the control group {group} cannot be removed: {error}",
         "rules_not_removed": "the rules {comment} at {place} cannot be removed: {error}",
         "rules_still_there": Made(_rules_still_there, "rules {comment} at {place} are still there: {rules}"),
@@ -293,6 +302,13 @@ REFUSALS = Table(
         "other_host": "{process} runs on {host}, which cannot be reached from here",
         "other_boot": "{process} ran on {host} before it was started again",
         "nothing_running": "nothing of {target} is running any more",
+        "watchdog_ends_with_step": (
+            "what {fault} changes outlives the processes of this Slurm step, and the watchdog that would undo it does "
+            "not: run chaos outside of the allocation, or choose parameters that change processes alone"
+        ),
+        "no_agent_on_node": "node {node} has no agent: chaos runs on it, or it is none of the hosts",
+        "power_command_failed": "the power command `{command}` failed: {said}",
+        "host_still_speaks": "the power command has ended, and within {seconds:g} s still something came from {hosts}",
         "still_running": "still running after {seconds:g} s: {processes}",
         "log_names_no_crash": "{process} ended with {ending}, but its log does not name {expected}",
         "ended_otherwise": "ended, but not by {expected}: {ends}",
@@ -403,6 +419,25 @@ REFUSALS = Table(
         ),
         "rank_gone": "rank {rank} is not there",
         "network_not_found": "the network of rank {rank} cannot be found: {error}",
+        "link_within_host": (
+            "there is no link {link}: both ends are on one host, and talk over its loopback; choose ranks of two hosts"
+        ),
+        "no_connections": (
+            "link {link}: no process of the run on this host has a TCP connection to {peers}: there is nothing to "
+            "change. Traffic by RDMA or NVLink has none"
+        ),
+        "delay_needs_net_admin": (
+            "a delay, jitter or loss of packets needs CAP_NET_ADMIN in the network of the hosts; without it, the "
+            "links' connections can have less bandwidth"
+        ),
+        "connections_forbidden": Made(
+            _connections_forbidden,
+            "the connections of other processes may not be changed on this host (pidfd_getfd: {error}): Yama's "
+            "ptrace_scope is {ptrace_scope}; ...",
+        ),
+        "too_little_traffic": (
+            "link {link}: the job sent only {bytes} bytes over it in {seconds:g} s, too few to measure a rate"
+        ),
         "no_link_between": "there is no link {link}: both ends are in the network of {near}",
     },
     NOT_FIRED,

@@ -285,7 +285,7 @@ OPTIONS_OF_RUN = (
         "--backend",
         "--network",
     ),
-    *("--image", "--node-cpus", "--node-memory"),
+    *("--engine", "--hosts", "--image", "--node-cpus", "--node-memory"),
     *("--out", "--json", "--junit", "--metrics", "--github", "--no-github"),
     *("--quick", "--dry-run", "--repeat", "--baseline"),
 )

@@ -25,6 +25,7 @@ FOREIGN: Mapping[str, str] = {
     "chaos/faults/storage/disk.py": "messages of torch",
     "chaos/host/inherited.py": "messages of Python",
     "chaos/host/links/nccl_transport.py": "the log of NCCL",
+    "harness/backends/cluster/slurm.py": "messages of squeue",
     "harness/backends/command/launcher_log.py": "the log of torchrun",
     "harness/backends/docker/engine.py": "messages of the Docker engine",
     "harness/backends/docker/examination.py": "messages of the Docker engine",

@@ -59,6 +59,9 @@ class BackendDescription:
 
     has_own_networks: ClassVar[bool] = False
     """Each node has a separate network, and the links between them can be changed."""
+    links_are_connections: ClassVar[bool] = False
+    """The links between nodes are changed through the run's own TCP connections: no right is needed for that, and there
+    is neither delay nor loss."""
     divides_network: ClassVar[bool] = False
     """Ranks can have network namespaces on this machine, where it allows them; `network` chooses."""
     has_own_files: ClassVar[bool] = False
@@ -70,6 +73,17 @@ class BackendDescription:
     def settings_among(self, settings: BaseModel) -> Any:
         """The backend's own settings, of the type `Settings`, among those of all backends (see `settings_model`)."""
         return getattr(settings, self.settings_key) if self.settings_key else self.Settings()
+
+    spans_hosts: ClassVar[bool] = False
+    """Its nodes are hosts: what is known of this machine says nothing of theirs."""
+
+    def is_implied(self, settings: Mapping[str, Any]) -> bool:
+        """Whether a command is to run on it where no backend is named; `settings` are its own, as they are written."""
+        return False
+
+    def shape(self, settings: Mapping[str, Any]) -> tuple[int | None, int | None]:
+        """(nodes, ranks on each) of a command that does not tell them; None: one."""
+        return None, None
 
     node_memory_key: ClassVar[str] = ""
     """The setting that limits the memory of a node, as in `containers.memory`; "": there is none."""
@@ -142,7 +156,7 @@ def settings_model() -> type[BaseModel]:
 def about_backends() -> str:
     """What a node is, by backend."""
     *others, last = (f"{one.node} ({one.name})" for one in backends().values())
-    return f"what a node is: {', '.join(others)}, or {last}"
+    return f"a node is {', '.join(others)}, or {last}"
 
 
 def settings_from(values: object = MappingProxyType({})) -> BaseModel:
@@ -168,7 +182,12 @@ def written_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Of the `settings` as plain values those that an experiment is written with."""
     defaults = settings_model()().model_dump(mode="json")
     always = {one.settings_key for one in backends().values() if one.settings_are_always_written}
-    return {key: value for key, value in settings.items() if key in always or value != defaults[key]}
+
+    def is_said(key: str) -> bool:
+        # What has no value may be left out.
+        return any(value != defaults[key].get(name) for name, value in settings[key].items())
+
+    return {key: value for key, value in settings.items() if key in always or is_said(key)}
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self
 
-from pydantic import Field, model_serializer, model_validator
+from pydantic import BaseModel, Field, model_serializer, model_validator
 
 from chaos.errors import UsageError, setting
 from chaos.experiment.fields import DurationText, RateText, RepairText, RetriggerText, Said, TargetText, TriggerText
@@ -28,6 +28,16 @@ OTHER_NAMES = {
     **dict.fromkeys(("oom", "cuda-oom"), "gpu-oom"),
     **dict.fromkeys(("delay-link", "latency", "packet-loss"), "slow-link"),
 }
+
+
+def written(parameters: BaseModel) -> dict[str, Any]:
+    """Parameters as plain values, without those that came `later` and were not given.
+
+    The hash of an experiment that does not use them stays what it was.
+    """
+    values = parameters.model_dump(mode="json")
+    later: tuple[str, ...] = getattr(parameters, "later", ())
+    return {key: one for key, one in values.items() if key not in later or key in parameters.model_fields_set}
 
 
 class FaultSpec(Said):

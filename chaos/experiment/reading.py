@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from chaos.errors import UsageError, all_of, nearest, shown
-from chaos.experiment.backends import backends
-from chaos.experiment.command_job import CommandJob, SavedIn
+from chaos.experiment.backends import BackendDescription, backends
+from chaos.experiment.command_job import CommandJob, SavedIn, words_of_command
 from chaos.experiment.contradictions import contradictions
 from chaos.experiment.experiment import Experiment, runtime_of
-from chaos.experiment.fault_spec import FAULT_KEYS, PARAMETERS
+from chaos.experiment.fault_spec import FAULT_KEYS, PARAMETERS, written
 from chaos.experiment.job import (
     Approximation,
     Checkpoint,
@@ -30,8 +30,10 @@ from chaos.experiment.job import (
 )
 from chaos.experiment.limits import Limits
 from chaos.experiment.sources import Draft, no_such_fault, of_file, of_mapping, of_options
+from chaos.language.launcher import ranks_of_command
 from chaos.language.validation_errors import Problems, Source, explain, key_path, said_at
 from chaos.language.yaml_lines import KeyPath
+from chaos.plugins import DEFAULT_BACKEND
 
 if TYPE_CHECKING:
     from chaos.experiment.sources import Registry
@@ -196,12 +198,41 @@ def _prepared(draft: Draft, kinds: Registry) -> dict[str, Any]:
         ]
     job = values.get("job")
     if isinstance(job, Mapping) and runtime_of(job) == "command":
-        values["job"] = _without_ours(job, problems)
+        values["job"] = _with_shape(_without_ours(job, problems), values)
         # It takes as long again, and what it leaves behind is the user's.
         values.setdefault("twin", False)
     elif isinstance(job, Mapping):
         values["job"] = _without_commands(job, problems)
     return values
+
+
+def _with_shape(job: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """The job of a command with the nodes of its backend, which is added to `values` where it is implied."""
+    there = backends()
+
+    def own(backend: BackendDescription) -> Mapping[str, Any]:
+        settings = values.get(backend.settings_key) if backend.settings_key else None
+        return settings if isinstance(settings, Mapping) else {}
+
+    if "backend" not in values:
+        # Settings that are written count more than what is found in the environment.
+        by_settings = sorted(there.items(), key=lambda pair: not own(pair[1]))
+        implied = next((name for name, one in by_settings if one.is_implied(own(one))), DEFAULT_BACKEND)
+        values["backend"] = implied
+    named = values["backend"]
+    backend = there.get(named) if isinstance(named, str) else None
+    if backend is None or not isinstance(command := job.get("command"), list | tuple | str):
+        return job
+    try:
+        nodes, per_node = backend.shape(own(backend))
+        words = [str(word) for word in words_of_command(command)]
+        folder = job.get("folder")
+        told = ranks_of_command(words, Path(folder) if isinstance(folder, str) else None, job.get("nodes") or nodes)
+    except UsageError:
+        # It is said of the command, or of the setting, itself.
+        return job
+    derived = {"nodes": told[0] or nodes, "gpus_per_node": told[1] or per_node}
+    return {**{key: number for key, number in derived.items() if nodes is not None and number is not None}, **job}
 
 
 def _require_strategy(job: object, strategies: Collection[str], problems: Problems) -> None:
@@ -272,7 +303,7 @@ def _gather_parameters(fault: object, where: KeyPath, kinds: Registry, problems:
         return common
     parameters = kinds[kind].Parameters
     try:
-        return {**common, "parameters": parameters.model_validate(own).model_dump(mode="json")}
+        return {**common, "parameters": written(parameters.model_validate(own))}
     except ValidationError as error:
         words: Mapping[tuple[str, ...], Collection[str]] = {("faults",): (*FAULT_KEYS, *parameters.model_fields)}
         _note_all(error, problems, words, where)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -102,6 +102,22 @@ class LauncherLeft:
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
         return {"pid": self.process.pid, "start_ticks": self.process.start_ticks, "nodes": list(self.nodes)}
+
+
+class NodeHosts(Protocol):
+    """The hosts that nodes are, where each node is one."""
+
+    def name_of(self, node: int) -> str:
+        """The name of a node's host."""
+        ...
+
+    def silent_seconds(self, node: int) -> float | None:
+        """For how long nothing has come from the host's agent, which speaks every second; None: it has none."""
+        ...
+
+    def processes_on(self, nodes: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
+        """The ranks on these hosts, as far as they have reported."""
+        ...
 
 
 @runtime_checkable
@@ -212,6 +228,31 @@ class ConnectionHost(Protocol):
         ...
 
 
+@runtime_checkable
+class EndHost(Protocol):
+    """The ability, of a `LinkHost`, to act on connections at one end of a link, which is on this host.
+
+    The host of the other end does the same there. Nothing is sent over a link to probe it: it is seen by what the job
+    sends, so that ranks are not held meanwhile, and several probes at a time see the same.
+    """
+
+    def ranks_here(self) -> tuple[int, ...]:
+        """The ranks of this host."""
+        ...
+
+    def links_here(self, links: tuple[tuple[End, End], ...]) -> tuple[tuple[End, End], ...]:
+        """Those of `links` with an end on this host, over which a connection of the run goes.
+
+        Raises:
+            chaos.errors.InjectionError: one has both ends on this host, or there is no connection on any of them.
+        """
+        ...
+
+    def describe(self, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Evidence of rules that were applied: `mechanism`, `fidelity`, their numbers, and what escapes them."""
+        ...
+
+
 class Emit(Protocol):
     """Emits an event as the injector."""
 
@@ -228,8 +269,9 @@ class RunContext:
     `keeps_own_checkpoints`: the user has named none.
     `sees_mounts`: what is mounted on the run's folders when the ranks run already is there for them too.
     `ranks_are_hosts`: the ranks of a node talk over links too, since the node is one in name only.
+    `links_are_connections`: links are changed through the run's own TCP connections, without any right.
     `node_memory_bytes`: what all that runs on a node may use together, by the setting `node_memory_key`; None: there is
-    no such limit.
+    no such limit. `nodes_are_hosts`: each node is a host of its own.
     """
 
     cluster: Cluster
@@ -239,6 +281,8 @@ class RunContext:
     node_memory_bytes: int | None = None
     node_memory_key: str = ""
     keeps_own_checkpoints: bool = False
+    nodes_are_hosts: bool = False
+    links_are_connections: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +302,7 @@ class FaultContext:
     links: LinkHost | None = None
     emit: Emit | None = None
     cluster: Cluster | None = None
+    hosts: NodeHosts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +363,8 @@ class Fault(ABC, Generic[ParametersT]):
     asks_to_leave: ClassVar[bool] = False
     # Whether it damages what is stored: that shows only when something reads it.
     is_latent: ClassVar[bool] = False
+    # Whether it acts from where `chaos` runs, on whatever host its target lives.
+    acts_at_tool: ClassVar[bool] = False
     # Whether it makes values wrong that other ranks may hold as well.
     changes_values: ClassVar[bool] = False
     verify_timeout_seconds: ClassVar[float] = VERIFY_TIMEOUT_SECONDS
@@ -343,6 +390,10 @@ class Fault(ABC, Generic[ParametersT]):
     def lasts(self) -> bool:
         """Whether this one goes on for a time; of a kind that can, that may be up to its parameters."""
         return self.has_lifetime
+
+    def outlives_processes(self, act: Act) -> bool:
+        """Whether what it changes stays when all processes of the run are gone, such as a mount or a control group."""
+        return False
 
     @classmethod
     def phases_for(cls, parameters: BaseModel) -> tuple[str, ...] | None:

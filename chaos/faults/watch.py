@@ -28,7 +28,8 @@ _OF_ENDINGS = (CheckpointFailed, ProcessExited, RankRaised)
 _OF_SAVES = (CheckpointBegun, CheckpointWritten, CheckpointFailed)
 # Of jobs of our own and of commands: from then on a step is under way.
 _OF_BEGINNINGS = (Regrouped, TrainingEntered, StepCommitted)
-_ALWAYS_READ = frozenset(record.KIND for record in (*_OF_SAVES, *_OF_BEGINNINGS, *_OF_ENDINGS))
+ALWAYS_READ = frozenset(record.KIND for record in (*_OF_SAVES, *_OF_BEGINNINGS, *_OF_ENDINGS))
+"""The kinds of events that a watch keeps something of; of all others it needs those for which somebody waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class Watch:
 
     def feed(self, event: Event) -> None:
         """Process one event of the job; malformed events are ignored."""
-        if event.kind not in _ALWAYS_READ and not self._waiting:
+        if event.kind not in ALWAYS_READ and not self._waiting:
             return
         try:
             record = parse(event)

@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 from chaos.errors import ChaosError, EffectNotSeen, HealError, InjectionError
 from chaos.faults.base import Act, Fault, FaultContext
 from chaos.faults.endings import Endings, Recognised
+from chaos.host.job_step import ends_with_step
 from chaos.injection.orders import (
     Answer,
     Applied,
@@ -241,6 +242,8 @@ class LocalExecutor:
 
     def _prepare(self, incident: _Incident) -> Prepared:
         incident.act = act = incident.fault.prepare(incident.target, self._there)
+        if incident.fault.outlives_processes(act) and ends_with_step():
+            raise InjectionError(Reason("watchdog_ends_with_step", fault=incident.kind))
         incident.state = "prepared"
         return Prepared(act.processes, act.links)
 
@@ -259,7 +262,8 @@ class LocalExecutor:
             if order.lifetime_seconds is not None and incident.fault.lasts():
                 incident.ends_seconds = time.monotonic() + order.lifetime_seconds
         # Not when it was asked for: a link is probed before its rules are added, and programs start for them.
-        return Applied(incident.began_seconds if at_seconds is None else at_seconds)
+        took_effect = incident.began_seconds if at_seconds is None else at_seconds
+        return Applied(took_effect, incident.fault.shows_when_released)
 
     async def _verify(self, number: int, incident: _Incident) -> Verified:
         if incident.state == "ended":
@@ -416,6 +420,7 @@ class HostExecutor(LocalExecutor):
         engine: str | None = None,
         run: str | None = None,
         host: str = "this host",
+        keeps_processes: bool = False,
         on_lapse: Callable[[str], None],
         on_loss: Callable[[str, bool], None],
         lease_seconds: float = LEASE_SECONDS,
@@ -426,6 +431,7 @@ class HostExecutor(LocalExecutor):
             folders=folders,
             engine=engine,
             run=run,
+            keeps_processes=keeps_processes,
             on_lapse=on_lapse,
             on_loss=on_loss,
             lease_seconds=lease_seconds,
@@ -453,6 +459,12 @@ class HostExecutor(LocalExecutor):
         """
         await self._guard.ready()
 
-    async def close(self) -> Farewell:
+    def note_hosts(self, hosts: Sequence[str], reached_by: str) -> None:
+        """Something of the run may be on other hosts, too; see `Guard.note_hosts`."""
+        self._guard.note_hosts(hosts, reached_by)
+
+    async def close(self, *, ends_processes: bool = True, is_clean_elsewhere: bool = True) -> Farewell:
         """After the job was stopped: undo what is pending, end its processes on this host, and audit what is left."""
-        return await self._guard.close(self._faults)
+        return await self._guard.close(
+            self._faults, ends_processes=ends_processes, is_clean_elsewhere=is_clean_elsewhere
+        )

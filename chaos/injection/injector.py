@@ -283,7 +283,7 @@ class Injector:
                 raise InjectionError(Reason("not_allowed", why=reason))
             self._exclusive.begin(incident, fault.exclusive)
             seed = _seed_of(self._seed, incident.rng_stream)
-            parts = self._hosts.parts(incident.target)
+            parts = self._hosts.parts(incident.target, at_tool=fault.acts_at_tool)
             act = JointAct(incident, seed, parts, self._order_numbers.__next__)
             await act.prepare()
             self._order.begin(fault)
@@ -316,7 +316,7 @@ class Injector:
             raise applied.error
         lifetime = asyncio.create_task(self._lifetime(incident, fault, step))
         try:
-            if fault.shows_when_released:
+            if fault.shows_when_released or applied.shows_when_released:
                 self._release(armed, step)
             await self._verify(armed, act, step)
             self._release(armed, step)

@@ -57,21 +57,23 @@ class Hosts:
         self._cluster = cluster
         self._host_of_node = host_of_node
 
-    def parts(self, target: ResolvedTarget) -> tuple[tuple[FaultExecutor, ResolvedTarget], ...]:
-        """Each executor that has a part of `target`, with that part."""
-        if len(self.executors) == 1:
+    def parts(
+        self, target: ResolvedTarget, *, at_tool: bool = False
+    ) -> tuple[tuple[FaultExecutor, ResolvedTarget], ...]:
+        """Each executor that has a part of `target`, with that part; `at_tool`: the first executor has all of it."""
+        if len(self.executors) == 1 or at_tool:
             return ((self.executors[0], target),)
         if target.role is not None:
             return tuple((executor, target) for executor in self.executors)
-        if not target.ranks:
+        if not (target.ranks or target.nodes):
             return ((self.executors[0], target),)
         assert self._cluster is not None and self._host_of_node is not None, "several hosts have nodes"
         host_of, node_of = self._host_of_node, self._cluster.node_of
         parts = []
         for executor in self.executors:
             here = tuple(rank for rank in target.ranks if host_of(node_of(rank)) == executor.host)
-            if here:
-                nodes = tuple(node for node in target.nodes if host_of(node) == executor.host)
+            nodes = tuple(node for node in target.nodes if host_of(node) == executor.host)
+            if here or nodes:
                 links = tuple(link for link in target.links if set(link) & set(here))
                 parts.append((executor, replace(target, ranks=here, nodes=nodes, links=links)))
         return tuple(parts)
@@ -96,13 +98,14 @@ _Answers = dict[_Part, Answer | Exception]
 class JointApplied:
     """The fault as it was applied: on how many hosts, on which processes and links, and when it first took effect.
 
-    `error` is why it was not applied on all of them; None: it was.
+    `error` is why it was not applied on all of them; None: it was. `shows_when_released`: see `Applied`.
     """
 
     num_hosts: int
     prepared: Prepared
     at_seconds: float
     error: Exception | None
+    shows_when_released: bool = False
 
 
 class JointAct:
@@ -183,7 +186,9 @@ class JointAct:
         links = dict.fromkeys(link for part in applied for link in part.prepared.links)
         processes = tuple(owned for part in applied for owned in part.prepared.processes)
         at_seconds = min((answer.at_seconds for answer in applied.values()), default=0.0)
-        return JointApplied(len(applied), Prepared(processes, tuple(links)), at_seconds, error)
+        shows_when_released = any(answer.shows_when_released for answer in applied.values())
+        prepared = Prepared(processes, tuple(links))
+        return JointApplied(len(applied), prepared, at_seconds, error, shows_when_released)
 
     async def verify(self) -> Verified:
         """Wait until every host has seen the effect of its part.

@@ -183,9 +183,14 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The fault was applied, and took effect `at_seconds` (CLOCK_MONOTONIC of the host)."""
+    """The fault was applied, and took effect `at_seconds` (CLOCK_MONOTONIC of the host).
+
+    `shows_when_released`: on this host its effect shows only when held ranks continue, also where that is not so of
+    every fault of its kind.
+    """
 
     at_seconds: float
+    shows_when_released: bool = False
 
 
 @dataclass(frozen=True, slots=True)

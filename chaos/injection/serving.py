@@ -19,7 +19,7 @@ from typing import Any, get_args
 
 from chaos.errors import ChaosError, InjectionError, NotOurs
 from chaos.faults import registry
-from chaos.faults.base import FaultContext, OwnedProcess, Role
+from chaos.faults.base import FaultContext, InsideHost, LinkHost, OwnedProcess, ProcessHost, Role
 from chaos.faults.watch import Watch
 from chaos.host import python_module
 from chaos.host.run_processes import bears_mark
@@ -46,6 +46,7 @@ from chaos.injection.stream import (
     to_executor,
     to_line,
 )
+from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.host import Host
 from mecefo_runtime.system.job_records import ProcessStarted
@@ -175,7 +176,7 @@ class KnownProcesses:
     """
 
     def __init__(self, run_host: Host) -> None:
-        self._run_host = run_host
+        self.run_host = run_host
         self._owned: dict[tuple[str, int | None, int | None], OwnedProcess] = {}
 
     def feed(self, event: Event) -> None:
@@ -187,12 +188,13 @@ class KnownProcesses:
         except ValueError:
             return
         role: Role | None = next((role for role in get_args(Role) if role == getattr(record, "role", "")), None)
-        host = self._run_host if event.host is None else event.host
+        host = self.run_host if event.host is None else event.host
         if not isinstance(record, ProcessStarted) or role is None or not host.is_here:
             return
         if record.started_pid is not None and record.start_ticks is not None:
             node = event.node if record.started_node is None else record.started_node
-            process = ProcessId(record.started_pid, record.start_ticks, host)
+            # As a number of this host: in the event it may be that of another one.
+            process = ProcessId(int(record.started_pid), record.start_ticks, host)
             self._owned[role, record.started_rank, node] = OwnedProcess(role, process, record.started_rank, node)
 
     def rank_processes(self, ranks: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
@@ -206,6 +208,10 @@ class KnownProcesses:
     def role_processes(self, role: str) -> tuple[OwnedProcess, ...]:
         """See `chaos.faults.base.ProcessHost`."""
         return self._ours(lambda owned: owned.role == ("coordinator" if role == "store" else role))
+
+    def all(self) -> tuple[OwnedProcess, ...]:
+        """All that run."""
+        return self._ours(lambda owned: True)
 
     def _ours(self, is_meant: Callable[[OwnedProcess], bool]) -> tuple[OwnedProcess, ...]:
         meant = tuple(owned for owned in self._owned.values() if is_meant(owned) and owned.process.is_running())
@@ -235,8 +241,37 @@ class NoRanks:
         return {"gone": True}
 
 
-async def serve_run(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
-    """Serve the run that the first line opens; returns the exit code of the process."""
+class Ground:
+    """What an executor finds on its host beside processes that events report; this one: nothing more.
+
+    `keeps_processes`: the run's processes there go on where the executor's process dies.
+    """
+
+    keeps_processes = False
+
+    def inside(self) -> InsideHost:
+        """What acts inside the ranks of this host."""
+        return NoRanks()
+
+    def processes(self, known: KnownProcesses) -> ProcessHost:
+        """The processes of the run on this host; `known` are those that events report."""
+        return known
+
+    def links(self, processes: ProcessHost, cluster: Cluster | None) -> LinkHost | None:
+        """What changes the links of this host, on which some ranks of `cluster` are; None: nothing does."""
+        return None
+
+    def here(self, event: Event) -> Event:
+        """An event of the job, with the times of this host's clock."""
+        return event
+
+    def release(self) -> None:
+        """The injector is lost: release the ranks that this host holds."""
+
+
+async def serve_run(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ground: Ground | None = None) -> int:
+    """Serve the run that the first line opens, on what `ground` finds; returns the exit code of the process."""
+    ground = Ground() if ground is None else ground
     opening = to_executor(await read_line(reader))
     if not isinstance(opening, Open):
         raise WireError("the first line must open a run")
@@ -254,33 +289,37 @@ async def serve_run(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
         folders=tuple(map(Path, opening.folders)),
         run=opening.run,
         host=opening.host,
+        keeps_processes=ground.keeps_processes,
         on_lapse=lambda text: send(Lapsed(text)),
         on_loss=lambda text, is_replaced: send(WatchdogLost(text, is_replaced)),
         lease_seconds=opening.lease_seconds,
     )
     executor.open(has_watchdog=opening.has_watchdog)
     await executor.ready()
-    processes, watch = KnownProcesses(opening.run_host), Watch()
+    known, watch = KnownProcesses(opening.run_host), Watch()
+    processes = ground.processes(known)
     checkpoints = opening.checkpoint_folder
     executor.attend(
         FaultContext(
             processes=processes,
-            inside=NoRanks(),
+            inside=ground.inside(),
             watch=watch,
             run_folder=Path(opening.folder),
             checkpoint_folder=None if checkpoints is None else Path(checkpoints),
             has_foreign_checkpoints=opening.keeps_own_checkpoints,
             cluster=opening.cluster,
+            links=ground.links(processes, opening.cluster),
         )
     )
 
     def on_event(event: Event) -> None:
-        processes.feed(event)
-        watch.feed(event)
+        known.feed(event)
+        watch.feed(ground.here(event))
 
-    serving = Serving(executor, reader, writer, lease_seconds=opening.lease_seconds, on_event=on_event)
+    lease_seconds = opening.lease_seconds
+    serving = Serving(executor, reader, writer, lease_seconds=lease_seconds, on_event=on_event, release=ground.release)
     is_in_order = await serving.serve(messages)
-    farewell = await executor.close()
+    farewell = await executor.close(ends_processes=is_in_order or opening.ends_processes)
     if is_in_order:
         serving.send(Closed(farewell.undone, farewell.undo_pending, farewell.processes, farewell.left))
         with suppress(OSError):
@@ -288,7 +327,7 @@ async def serve_run(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
     return 0 if is_in_order and farewell.is_clean else 1
 
 
-async def _standard_streams() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def standard_streams() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Standard input and output, as streams; what else is printed goes to standard error from now on."""
     python_module.begin_output()
     output = os.fdopen(os.dup(1), "wb", buffering=0)
@@ -307,7 +346,7 @@ def log(text: str) -> None:
 
 
 async def _main() -> int:
-    reader, writer = await _standard_streams()
+    reader, writer = await standard_streams()
     try:
         return await serve_run(reader, writer)
     except (ChaosError, WireError) as error:

@@ -49,7 +49,8 @@ class Open:
 
     `run` is its name in the environment of its processes; `folder` has its ledger, `logs` the watchdog's log; in
     `folders` files may be changed. `cluster` and the checkpoints are those of the job. `run_host` is the host of the
-    pids in events that name no host.
+    pids in events that name no host. `ends_processes`: when the injector is lost, the run's processes on the executor's
+    host end.
     """
 
     run: str
@@ -63,6 +64,7 @@ class Open:
     lease_seconds: float = LEASE_SECONDS
     has_watchdog: bool = True
     run_host: Host = field(default_factory=this_host)
+    ends_processes: bool = True
 
 
 @dataclass(frozen=True, slots=True)

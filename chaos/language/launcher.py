@@ -46,17 +46,20 @@ _LAUNCHERS: Mapping[tuple[str, ...], _Options] = {
 }
 
 
-def ranks_of_command(command: Sequence[str], folder: Path | None = None) -> tuple[int | None, int | None]:
+def ranks_of_command(
+    command: Sequence[str], folder: Path | None = None, num_nodes: int | None = None
+) -> tuple[int | None, int | None]:
     """(nodes, ranks on each) as the options of the command's launcher tell them; None: they do not.
 
-    `folder` is where the command runs: a shell script that starts the launcher is looked for there.
+    `folder` is where the command runs: a shell script that starts the launcher is looked for there. `num_nodes` are
+    those that there are, where the options tell the number of all ranks alone.
     """
     lines = [list(command), *_lines_of_shell(command, folder or Path())]
     for names, options in _LAUNCHERS.items():
         for line in lines:
             at = next((index for index, word in enumerate(line) if Path(word).name in names), None)
             if at is not None and line[at + 1 : at + 2] != ["config"]:
-                return _counts(_options_of(line[at + 1 :]), options)
+                return _counts(_options_of(line[at + 1 :]), options, num_nodes)
     return None, None
 
 
@@ -73,13 +76,13 @@ def launcher_of_command(command: Sequence[str], folder: Path | None = None) -> s
     return "python" if is_python else None
 
 
-def _counts(given: Mapping[str, str], options: _Options) -> tuple[int | None, int | None]:
+def _counts(given: Mapping[str, str], options: _Options, num_nodes: int | None) -> tuple[int | None, int | None]:
     def first(names: tuple[str, ...]) -> int | None:
         return next((number for name in names if (number := _number(given.get(name))) is not None), None)
 
     nodes, per_node, total = first(options.nodes), first(options.per_node), first(options.total)
     if per_node is None and total is not None:
-        per_node = max(1, total // (nodes or 1))
+        per_node = max(1, total // (nodes or num_nodes or 1))
     elif nodes is None and per_node is not None and total is not None:
         nodes = max(1, total // per_node)
     return nodes, per_node

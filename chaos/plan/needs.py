@@ -32,7 +32,7 @@ def capabilities_of(experiment: Experiment) -> frozenset[str]:
     # Whether a script saves anything shows when it does.
     has_checkpoints = job.traits.keeps_own_checkpoints or job.checkpoint is not None
     offered = {
-        "links": experiment.nodes_on.has_own_networks,
+        "links": experiment.nodes_on.has_own_networks or experiment.nodes_on.links_are_connections,
         "own-runtime": not job.traits.is_user_script,
         "checkpoints": has_checkpoints,
         # Whether it has any shows when it loads.

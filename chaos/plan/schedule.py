@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from chaos.errors import UsageError, setting
 from chaos.experiment.experiment import Experiment
-from chaos.experiment.fault_spec import FaultSpec
+from chaos.experiment.fault_spec import FaultSpec, written
 from chaos.experiment.profile import (
     DEFAULT_LIFETIME,
     PROFILES,
@@ -196,7 +196,7 @@ def _failures(
                 trigger=Trigger(step=failure.step),
                 repair=None if not kind.is_loss or experiment.job.traits.restarts_by_launcher else DEFAULT_KILL_REPAIR,
                 lifetime=(kind.default_lifetime or DEFAULT_LIFETIME) if kind.has_lifetime else None,
-                parameters=kind.Parameters.model_validate({}).model_dump(mode="json"),
+                parameters=written(kind.Parameters.model_validate({})),
                 is_optional=True,
                 may_be_left_out=True,
             )

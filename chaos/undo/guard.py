@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from chaos.errors import ChaosError
+from chaos.host.file_systems import network_file_system
 from chaos.host.run_processes import RUN_VARIABLE, end_processes, processes_of
 from chaos.undo import residue, run_registry
 from chaos.undo.heal import Faults, undo_pending
@@ -38,10 +39,28 @@ class Farewell:
     processes: tuple[dict[str, Any], ...] = ()
     left: tuple[dict[str, str], ...] = ()
 
+    @classmethod
+    def of_all(cls, farewells: Iterable[Farewell]) -> Farewell:
+        """What was found on several hosts."""
+        found = tuple(farewells)
+        return cls(
+            tuple(one for farewell in found for one in farewell.undone),
+            tuple(dict.fromkeys(number for farewell in found for number in farewell.undo_pending)),
+            tuple(one for farewell in found for one in farewell.processes),
+            tuple(one for farewell in found for one in farewell.left),
+        )
+
     @property
     def is_clean(self) -> bool:
         """Whether nothing is left."""
         return not (self.undo_pending or self.processes or self.left)
+
+
+def _ledger_of(folder: Path, run: str) -> Path:
+    """Where the ledger of a run in `folder` is: there, unless locks and syncs do not hold there."""
+    if network_file_system(folder) is None:
+        return folder / LEDGER_FILE
+    return run_registry.writable_folder() / f"{run}.{LEDGER_FILE}"
 
 
 class Guard:
@@ -49,7 +68,7 @@ class Guard:
 
     `engine` is the address of the Docker engine in which it may have containers. `run` is the run's name in the
     environment of its processes; None: a new one, that no other run has.
-    See `Lease` for `on_lapse` and `on_loss`.
+    See `OpenRun` for `keeps_processes`, `Lease` for `on_lapse` and `on_loss`.
     """
 
     def __init__(
@@ -60,6 +79,7 @@ class Guard:
         folders: Sequence[Path] = (),
         engine: str | None = None,
         run: str | None = None,
+        keeps_processes: bool = False,
         on_lapse: Callable[[str], None],
         on_loss: Callable[[str, bool], None],
         lease_seconds: float = LEASE_SECONDS,
@@ -68,7 +88,9 @@ class Guard:
         folder = folder.absolute()
         here, us = Place.here(), ProcessId.of(os.getpid())
         own = tuple(dict.fromkeys(one.resolve() for one in (folder, *folders)))
-        self._scope = AuditScope(run, (folder, *folders), folder / LEDGER_FILE, engine)
+        ledger = _ledger_of(folder, run)
+        self._folder = folder
+        self._scope = AuditScope(run, (folder, *folders), ledger, engine)
         self._log = logs / WATCHDOG_LOG
         self._on_lapse = on_lapse
         self._on_loss = on_loss
@@ -76,9 +98,17 @@ class Guard:
         self._lease: Lease | None = None
         self._beacon: Beacon | None = None
         self._before: residue.Findings | None = None
-        self.ledger = Ledger(folder / LEDGER_FILE, run, folders=own, on_folders=self._allow)
+        self.ledger = Ledger(ledger, run, folders=own, on_folders=self._allow)
         self._run = OpenRun(
-            run, folder, folder / LEDGER_FILE, here, us, engine=engine, folders=own, ledger_file=self.ledger.file
+            run,
+            folder,
+            ledger,
+            here,
+            us,
+            engine=engine,
+            folders=own,
+            ledger_file=self.ledger.file,
+            keeps_processes=keeps_processes,
         )
 
     @property
@@ -111,33 +141,57 @@ class Guard:
         if self._lease is not None:
             await self._lease.ready()
 
-    async def close(self, faults: Faults) -> Farewell:
-        """After everything was stopped: undo what is pending, end remaining processes, and audit what is left."""
+    def note_hosts(self, hosts: Sequence[str], reached_by: str) -> None:
+        """From now on something of the run may be on other hosts, too; see `OpenRun`.
+
+        Raises:
+            EnvironmentFailure: it cannot be registered.
+        """
+        self._run = replace(self._run, hosts=tuple(hosts), reached_by=reached_by)
+        run_registry.register(self._run)
+
+    async def close(self, faults: Faults, *, ends_processes: bool = True, is_clean_elsewhere: bool = True) -> Farewell:
+        """After everything was stopped: undo what is pending, end remaining processes, and audit what is left.
+
+        Where it does not end the processes, they are none of what is left: the job goes on. The run stays registered
+        unless it is clean here, and `is_clean_elsewhere`, on its other hosts.
+        """
         undone: list[dict[str, Any]] = []
         # Where it cannot be written, what is pending stays so, and is said below.
         with suppress(ChaosError):
             undone = undo_pending(self._run, "chaos", faults=faults, ledger=self.ledger).undone
         if os.environ.get(RUN_VARIABLE) == self._run.run:
             del os.environ[RUN_VARIABLE]
-        await asyncio.to_thread(end_processes, self._run.run)
+        if ends_processes:
+            await asyncio.to_thread(end_processes, self._run.run)
         # This run opened the file itself: another one may have its path by now.
         contents = self.ledger.read()
         before = self._before if self._before is not None else {}
-        left = residue.left_behind(before, residue.look(self._scope))
+        scope = replace(self._scope, keeps_processes=not ends_processes)
+        left = residue.left_behind(before, residue.look(scope))
         farewell = Farewell(
             tuple(undone),
             tuple(entry.incident for entry in contents.pending),
-            tuple(one.to_dict() for one in processes_of(self._run.run)),
+            tuple(one.to_dict() for one in processes_of(self._run.run)) if ends_processes else (),
             (*left, *({"kind": "ledger", "what": problem} for problem in contents.problems)),
         )
         self.ledger.__exit__(None, None, None)
-        if farewell.is_clean:
+        if farewell.is_clean and is_clean_elsewhere:
             run_registry.forget(self._run.run)
+            self._bring_ledger()
         if self._beacon is not None:
             self._beacon.close()
         if self._lease is not None:
             await self._lease.end(is_clean=farewell.is_clean)
         return farewell
+
+    def _bring_ledger(self) -> None:
+        """Into the run's folder, where it was kept elsewhere: nothing in it is pending any more."""
+        if self._run.ledger.parent == self._folder:
+            return
+        with suppress(OSError):
+            (self._folder / LEDGER_FILE).write_bytes(self._run.ledger.read_bytes())
+            self._run.ledger.unlink()
 
     def _allow(self, folders: tuple[Path, ...]) -> None:
         """A fault is about to change files elsewhere: whoever undoes may do so there, too."""

@@ -184,8 +184,10 @@ def heal(
 ) -> Healed:
     """End the processes of a run whose tool is dead, undo all that is pending, and look whether anything is left.
 
-    Forgets the run when nothing is; of a ledger that somebody removed nothing can be undone. The caller has made sure
-    that its owner is dead. See `undo_pending` for `is_confirmed` and `is_by_hand`.
+    Of a run that keeps its processes only the user ends them.
+
+    Forgets the run when nothing is, and it had no other hosts; of a ledger that somebody removed nothing can be undone.
+    The caller has made sure that its owner is dead. See `undo_pending` for `is_confirmed` and `is_by_hand`.
 
     Raises:
         EnvironmentFailure: the ledger cannot be opened for writing.
@@ -195,10 +197,11 @@ def heal(
     if by != "watchdog":
         refuse_if_doubtful(run, read_ledger(run.ledger), is_confirmed=is_confirmed)
     # Killed first, so that none does again what is undone now. Most have ended by the time that the undo is through.
-    is_here = not run.is_before_restart()
-    killed = kill_processes(run.run) if is_here else ()
+    scope = replace(audit_scope(run), keeps_processes=run.keeps_processes and by != "heal")
+    ends_processes = not run.is_before_restart() and not scope.keeps_processes
+    killed = kill_processes(run.run) if ends_processes else ()
     undoing = undo_pending(run, by, faults=faults, is_confirmed=is_confirmed, is_by_hand=is_by_hand)
-    ended = {one.process: one for one in (*killed, *(end_processes(run.run) if is_here else ()))}
+    ended = {one.process: one for one in (*killed, *(end_processes(run.run) if ends_processes else ()))}
     removed: list[str] = []
     if run.engine is not None:
         # What is still there, or that nobody can know, is what the search for what is left tells.
@@ -212,10 +215,11 @@ def heal(
         tuple(undoing.failed),
         tuple(one.to_dict() for one in ended.values()),
         tuple(removed),
-        tuple(residue.left_behind({}, residue.look(audit_scope(run)))),
+        tuple(residue.left_behind({}, residue.look(scope))),
         read_ledger(run.ledger).problems,
     )
-    if healed.is_clean:
+    known = run_registry.find(run.run, run.place.host_boot)
+    if healed.is_clean and (known is None or not known.hosts):
         run_registry.forget(run.run, run.place.host_boot)
     return healed
 
@@ -261,6 +265,8 @@ def unclean(run: OpenRun) -> str | None:
         found.append("its ledger is missing, so this is not known")
     if processes := _processes_of(run):
         found.append(f"{len(processes)} of its processes still run")
+    if run.hosts:
+        found.append(f"what is left on {', '.join(run.hosts)} is not known")
     parts, violation = _in_engine(run)
     found += [*parts, *([] if violation is None else [violation])]
     return "; ".join(found) or None

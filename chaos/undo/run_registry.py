@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.errors import EnvironmentFailure
+from chaos.host.file_systems import network_file_system
 from chaos.host.inherited import why
 from chaos.host.run_processes import is_name
 from mecefo_runtime.system.host import Host, machine_digest, this_host
@@ -108,7 +109,9 @@ class OpenRun:
 
     `engine` is the address of the Docker engine in which it has containers; None: it has none. `folders` are those in
     which it may change files, beside its own, resolved; None: of an earlier version, which did not note them.
-    `ledger_file` is the ledger's device and inode.
+    `ledger_file` is the ledger's device and inode. `keeps_processes`: the job is not one that this `chaos` has started,
+    so that its processes go on where `chaos` dies. `hosts` are the others that it has agents on, which `reached_by`
+    reaches: the name of an engine, and for some a job of it (`slurm:1234`).
     """
 
     run: str
@@ -120,6 +123,9 @@ class OpenRun:
     engine: str | None = None
     folders: tuple[Path, ...] | None = None
     ledger_file: tuple[int, int] | None = None
+    keeps_processes: bool = False
+    hosts: tuple[str, ...] = ()
+    reached_by: str = ""
 
     def __post_init__(self) -> None:
         # The processes of a run are processes of its place.
@@ -163,6 +169,8 @@ class OpenRun:
                 "engine": self.engine,
                 **({} if self.folders is None else {"folders": [str(one) for one in self.folders]}),
                 **({} if self.ledger_file is None else {"ledger_file": list(self.ledger_file)}),
+                **({"keeps_processes": True} if self.keeps_processes else {}),
+                **({"hosts": list(self.hosts), "reached_by": self.reached_by} if self.hosts else {}),
             }
         )
 
@@ -189,6 +197,9 @@ class OpenRun:
                 None if engine is None else _text(engine),
                 None if folders is None else tuple(_whole_path(one) for one in _list(folders)),
                 None if ledger_file is None else _pair(ledger_file),
+                raw.get("keeps_processes") is True,
+                tuple(map(_text, _list(raw.get("hosts", [])))),
+                _text(raw.get("reached_by", "")),
             )
         except (AttributeError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ValueError(f"not an open run: {error}") from error
@@ -209,7 +220,9 @@ def register(run: OpenRun) -> None:
         EnvironmentFailure: no folder for it can be written to.
     """
     folder = writable_folder()
-    path, partial = folder / _file_name(run.run, run.place.host_boot), folder / f".{run.run}.{os.getpid()}"
+    path = folder / _file_name(run.run, run.place.host_boot)
+    # Hosts may share the folder, and two processes on two of them may have one pid.
+    partial = path.with_name(f".{path.stem}.{os.getpid()}")
     try:
         with open(partial, "w", encoding="utf-8", opener=_private) as file:
             file.write(run.to_json() + "\n")
@@ -290,6 +303,12 @@ class RegistryReader:
             known[entry.path] = earlier
 
 
+def left_here(run: str) -> tuple[OpenRun, ...]:
+    """The entries of the run on this machine: of this boot, and of earlier ones, which nobody owns any more."""
+    known = (entry.run for entry in registered() if entry.run is not None and entry.run.run == run)
+    return tuple(one for one in known if not one.is_elsewhere())
+
+
 def find(run: str, host: Host | None = None) -> OpenRun | None:
     """The registered run of that name on `host` (default: this host); None where it is not registered."""
     where = this_host() if host is None else host
@@ -332,13 +351,16 @@ def writable_folder() -> Path:
             if not _is_ours(folder):
                 reasons.append(f"{folder} belongs to somebody else, or others may write to it")
                 continue
+            if (network := network_file_system(folder)) is not None:
+                reasons.append(f"{folder} is on a network file system ({network}), where locks do not hold")
+                continue
             with tempfile.TemporaryFile(dir=folder):
                 return folder
         except OSError as error:
             reasons.append(f"{folder}: {why(error)}")
     raise EnvironmentFailure(
         f"there is no folder in which to record that a run is active ({'; '.join(reasons)}). "
-        f"Choose one with {STATE_VARIABLE}"
+        f"Choose one on a local disk with {STATE_VARIABLE}"
     )
 
 

@@ -46,6 +46,7 @@ JOB_FAILURES = Table(
         # Seen from outside.
         "stalled": Made(_stalled, "no step was committed for {seconds} s after step {step}"),
         "never_began": Made(_never_began, "in {seconds} s no step was committed"),
+        "command_unobserved": "the agents of all hosts were lost: how the command ended there is not known",
         "all_nodes_gone": "all nodes were gone before the first step; see their logs",
         # Without a code in the log.
         "job_failed": _WRITTEN,

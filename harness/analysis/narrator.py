@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chaos.faults import registry
@@ -23,7 +23,7 @@ from harness.analysis.words import (
 )
 from mecefo_runtime.system.command_records import NoStepSeen, OrphansEnded, StateChecksums, StepsCounted
 from mecefo_runtime.system.events import BASELINE_JOB, MAIN_JOB, Event
-from mecefo_runtime.system.host import pid_of
+from mecefo_runtime.system.host import ForeignPid, pid_of
 from mecefo_runtime.system.job_records import (
     AttemptStarted,
     CheckpointFailed,
@@ -57,6 +57,8 @@ from mecefo_runtime.system.run_records import (
     ContainerReady,
     Halted,
     Held,
+    HostLost,
+    HostReached,
     IncidentsPlanned,
     Injected,
     Interrupted,
@@ -99,8 +101,19 @@ _REJECTED = {
 _GLOO_NOISE = re.compile(r"\[\S*/gloo/\S*:\d+\] | This is typically caused by .*", re.DOTALL)
 # This many in a row get one line each; later ones only each time that the number has doubled.
 _REJECTED_TOLD = 4
+_MAX_NAMED_HOSTS = 8
 # Most of a log, and nothing is told of them.
 _FREQUENT = frozenset({StepCommitted.KIND, StateChecksums.KIND})
+
+
+def _on_host(pid: object) -> str:
+    return f" on {pid.host}" if isinstance(pid, ForeignPid) else ""
+
+
+def _hosts_in_short(names: Sequence[str]) -> str:
+    if len(names) <= _MAX_NAMED_HOSTS:
+        return ", ".join(names)
+    return f"{', '.join(names[:_MAX_NAMED_HOSTS])} and {len(names) - _MAX_NAMED_HOSTS} others"
 
 
 class Narrator:
@@ -121,6 +134,8 @@ class Narrator:
         # Nodes that are up, of those that a run begins with.
         self._nodes_up: set[str] = set()
         self._num_nodes = 0
+        # Hosts whose agents are ready, until the job starts.
+        self._hosts: list[str] = []
         # Processes of ranks that reported their end.
         self._finished_pids: set[int] = set()
         # Jobs that are commands, whose ranks have several attempts.
@@ -166,6 +181,8 @@ class Narrator:
                 return f"starting {count(self._num_nodes, 'node')}: containers of the image {record.image}"
             case ContainerReady():
                 return self._container_ready(record)
+            case HostReached():
+                return self._host_reached(record)
             case JobStarted():
                 return self._job_started(record)
             case AttemptStarted(attempt_number=number):
@@ -184,11 +201,22 @@ class Narrator:
         of_all = f", {len(self._nodes_up)} of {self._num_nodes}" if (ready.container_attempt or 1) == 1 else ""
         return f"node {node} is up{of_all}: its container was ready after {name_seconds(ready.start_seconds)}"
 
+    def _host_reached(self, reached: HostReached) -> str | None:
+        name = reached.reached[0] if reached.reached else "a host"
+        if reached.num_starts == 1 and not reached.healed:
+            # They are named together when the job starts.
+            self._hosts.append(name)
+            return None
+        healed = f"; undone there: {', '.join(reached.healed)}" if reached.healed else ""
+        return f"{name} is observed again, from now on{healed}"
+
     def _job_started(self, started: JobStarted) -> str:
         self._steps[started.job] = started.steps or 0
         if started.command:
             self._commands.add(started.job)
-            return f"job started: {started.command}"
+            agents = f"agents are ready on {_hosts_in_short(self._hosts)}; " if self._hosts else ""
+            self._hosts = []
+            return f"{agents}job started: {started.command}"
         steps = count(started.steps or 0, "step")
         steps += f", emulated {started.emulation['device']}" if started.emulation else ""
         steps += f", snapshots {started.snapshots}" if started.snapshots else ""
@@ -243,6 +271,8 @@ class Narrator:
                 return _regrouped(record)
             case StepUnfit():
                 return self._step_unfit(record)
+            case HostLost(lost=(str(name), *_), message=message):
+                return f"{name} is not observed from now on: {message}"
             case Restarting():
                 self._restarting.add(record.job)
                 return "all ranks exit; the job restarts when all of them can"
@@ -294,7 +324,7 @@ class Narrator:
         if exited.exited_rank is not None:
             who = f"process of rank {exited.exited_rank}"
             if exited.job in self._commands and exited.rank_attempt is not None:
-                who += f" (pid {exited.exited_pid}, attempt {exited.rank_attempt})"
+                who += f" (pid {exited.exited_pid}{_on_host(exited.exited_pid)}, attempt {exited.rank_attempt})"
         elif exited.exited_node is not None:
             who += f" of node {exited.exited_node}"
         how = f": {exit_text(exited.exit)}" if exited.exit is not None else ""

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from harness.analysis.collection import without_collection
 from harness.analysis.contained import Shared
+from harness.analysis.hosts import Hosts
 from harness.analysis.job_traits import read_traits
 from harness.analysis.ranks import Ranks
 from harness.analysis.step_ledger import StepLedger
@@ -40,8 +41,8 @@ class RunState:
     asked for, again only after something new was fed, and of steps that are long over not again (see `Steps.memo`).
     Whoever reads it beside the thread that feeds it holds `lock` meanwhile.
     An event that makes no sense is counted in `unread`, by its kind, and changes nothing more. `unix_offset_seconds` is
-    to be added to a time of the newest event to have Unix time. `ranks` are those of the main job. `size` is what there
-    is to look at: its events, of which those with checksums count as many as these are.
+    to be added to a time of the newest event to have Unix time. `ranks` and `hosts` are those of the main job. `size`
+    is what there is to look at: its events, of which those with checksums count as many as these are.
     """
 
     def __init__(self) -> None:
@@ -49,6 +50,7 @@ class RunState:
         self.lock = threading.RLock()
         self.unread: Counter[str] = Counter()
         self.ranks = Ranks()
+        self.hosts = Hosts()
         self.unix_offset_seconds = 0.0
         self._steps = {MAIN_JOB: StepLedger(), BASELINE_JOB: StepLedger()}
         self._records: dict[str, list[Record]] = {MAIN_JOB: [], BASELINE_JOB: []}
@@ -77,6 +79,7 @@ class RunState:
                 record = parse(event)
                 if record.job == MAIN_JOB:
                     self.ranks.feed(record)
+                    self.hosts.feed(record)
             except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError):
                 # Of a damaged log, or of one by another version: no run is to suffer from it.
                 self.unread[event.kind] += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
@@ -12,7 +12,9 @@ from chaos.errors import EnvironmentFailure
 from chaos.experiment.backends import BackendDescription
 from chaos.experiment.command_job import CommandConfig
 from chaos.experiment.experiment import Experiment
-from chaos.faults.base import LinkHost, OwnedProcess, ProcessHost
+from chaos.faults.base import FaultContext, LinkHost, NodeHosts, OwnedProcess, ProcessHost
+from chaos.injection.executor import FaultExecutor
+from chaos.undo.guard import Farewell
 from harness.analysis.command.unseen import Unseen
 from harness.doctor.finding import Finding
 from harness.network.machine import wants_networks
@@ -70,8 +72,44 @@ class RunningJob(ProcessHost, Protocol):
         """The processes of the job that still run."""
 
 
+class HostExecutor(FaultExecutor, Protocol):
+    """Acts on another host, for as long as the backend of a run is open.
+
+    `on_lapse` hears, in a sentence, that its watchdog has undone something because nobody was heard for too long.
+    """
+
+    on_lapse: Callable[[str], None] | None
+
+    def attend(self, context: FaultContext) -> None:
+        """A job is about to start, on which faults act through `context`."""
+        ...
+
+    async def close(self) -> Farewell:
+        """The run is over, and its jobs are stopped: undo what is pending there, and look what is left."""
+        ...
+
+
 class Backend(Protocol):
     """A way to run nodes."""
+
+    @property
+    def executors(self) -> Sequence[HostExecutor]:
+        """After `open`: those of the hosts of its nodes, but for this host. Each has the name of its host."""
+        ...
+
+    def host_of(self, node: int) -> str | None:
+        """The name of the host that a node is on; None: this host."""
+        ...
+
+    @property
+    def hosts(self) -> NodeHosts | None:
+        """What is known of the hosts of its nodes; None: they are none, but on this one."""
+        ...
+
+    @property
+    def reach(self) -> tuple[Sequence[str], str] | None:
+        """The hosts with executors, and how they are reached (see `chaos.undo.run_registry.OpenRun`); None: none."""
+        ...
 
     @property
     def may_outlive(self) -> bool:
@@ -100,6 +138,29 @@ class Backend(Protocol):
 
     async def close(self) -> None:
         """Release everything."""
+
+
+class OnThisHost:
+    """What a backend says of hosts whose nodes are all on this one."""
+
+    @property
+    def executors(self) -> Sequence[HostExecutor]:
+        """See `Backend`."""
+        return ()
+
+    def host_of(self, node: int) -> str | None:
+        """See `Backend`."""
+        return None
+
+    @property
+    def hosts(self) -> NodeHosts | None:
+        """See `Backend`."""
+        return None
+
+    @property
+    def reach(self) -> tuple[Sequence[str], str] | None:
+        """See `Backend`."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,14 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from chaos.errors import EnvironmentFailure
 from chaos.experiment.command_job import CommandConfig
 from chaos.faults.base import LinkHost, OwnedProcess
 from chaos.host.join_network import NCCL_LOG_VARIABLE
 from chaos.host.run_processes import RUN_VARIABLE
-from harness.backends.base import AnyConfig, BackendSetup
+from harness.backends.base import AnyConfig, BackendSetup, OnThisHost
 from harness.backends.command.on_nodes import CommandOnNodes
 from harness.backends.command.start import agent_environment, node_environment
 from harness.backends.node_job import NodeJob, with_agent
@@ -36,6 +36,10 @@ class NodesListener(Protocol):
 
     def on_exit(self, process: ProcessId, code: int) -> None:
         """A process that was started by an order has ended."""
+        ...
+
+    def on_unobserved(self, process: ProcessId) -> None:
+        """Whether a process that was started by an order still runs is not known, nor will be."""
         ...
 
     def on_lost(self, loss: EnvironmentFailure) -> None:
@@ -128,11 +132,13 @@ class Nodes(ABC):
         return None
 
 
-class JobsOnNodes:
+class JobsOnNodes(OnThisHost):
     """The backend that runs jobs of either kind on `nodes`; see `Backend`.
 
     `token` is the run's, `logs` takes the output of every process. `ranks_metrics` is the main job's MECEFO_METRICS.
     """
+
+    _command: ClassVar[type[CommandOnNodes]] = CommandOnNodes
 
     def __init__(
         self,
@@ -181,7 +187,7 @@ class JobsOnNodes:
         addresses = {f"node-{node}": nodes.address_of(node) for node in numbers}
         environments = {node: {**node_environment(job, node, addresses, port), **shared} for node in numbers}
         run_id = os.environ[RUN_VARIABLE]
-        return CommandOnNodes(nodes, self._control, name, job, run_id, environments, self._logs, self._emitter)
+        return self._command(nodes, self._control, name, job, run_id, environments, self._logs, self._emitter)
 
     async def _prepare_built_in(self, name: str, job: JobConfig, *, with_agents: bool) -> NodeJob:
         nodes = self._nodes
@@ -210,6 +216,12 @@ class JobsOnNodes:
         """See `NodesListener`."""
         for job in self.jobs:
             job.on_exit(process, code)
+
+    def on_unobserved(self, process: ProcessId) -> None:
+        """See `NodesListener`."""
+        for job in self.jobs:
+            if isinstance(job, CommandOnNodes):
+                job.on_unobserved(process)
 
     def on_lost(self, loss: EnvironmentFailure) -> None:
         """See `NodesListener`."""

@@ -12,11 +12,11 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from chaos.errors import EnvironmentFailure
 from chaos.host.inherited import why
@@ -32,12 +32,13 @@ from chaos.in_process.protocol import (
     to_wire,
 )
 from harness.control.admission import ROOT, Admission, can_anybody_enter
-from harness.control.peers import Peer, Peers
+from harness.control.peers import Caller, Peer, Peers
 from mecefo_runtime.comm import messages
 from mecefo_runtime.comm.messages import ToSupervisor
-from mecefo_runtime.system.clocks import CLOCK_VARIABLE, this_clock
+from mecefo_runtime.system.clocks import CLOCK_VARIABLE, ClockMapping, this_clock
 from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.host import Host
 from mecefo_runtime.system.json_values import whole
 from mecefo_runtime.system.process import ForeignProcess, ProcessId
 from mecefo_runtime.system.strangers import BUFFER_BYTES, HELLO_TIMEOUT_SECONDS, Strangers, read_line
@@ -66,7 +67,7 @@ class ControlServer:
     def __init__(self, on_event: Callable[[Event], None]) -> None:
         self._strangers = Strangers()
         self._on_event = on_event
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         # By job and node.
         self._supervisors: dict[tuple[str, int], asyncio.StreamWriter] = {}
         self._open: set[asyncio.Task[None]] = set()
@@ -79,8 +80,8 @@ class ControlServer:
         self.nodes: NodeListener | None = None
         # Hears of every agent first, and says which start of its rank that is, from 1.
         self.on_agent: Callable[[Message, ProcessId], int] | None = None
-        # Hears of a process that was started with RANK, before its script begins.
-        self.on_launch: Callable[[ProcessId], Awaitable[None]] | None = None
+        # Hears of a process that was started with RANK, before its script begins, and which node its host is, if any.
+        self.on_launch: Callable[[ProcessId, int | None], Awaitable[None]] | None = None
         # Hears of the user and pid of a process that was refused.
         self.on_refused: Callable[[int, int | None], None] | None = None
         # Gives the state of the run to an agent that asks for it, of a rank in that attempt.
@@ -103,19 +104,40 @@ class ControlServer:
         try:
             is_public = may_change_user and os.geteuid() == ROOT
             self._place = _Place(folder, may_be_relative=may_be_relative, is_public=is_public)
-            self._server = await asyncio.start_unix_server(
-                self._on_connection, sock=self._place.socket, limit=BUFFER_BYTES
-            )
+            server = await asyncio.start_unix_server(self._on_connection, sock=self._place.socket, limit=BUFFER_BYTES)
+            self._servers.append(server)
         except OSError as error:
             raise EnvironmentFailure(f"cannot listen on a Unix socket: {why(error)}") from error
         self.address = f"{UNIX}{self._place.path}"
 
+    async def also_listen(self, path: str, node: int | None) -> None:
+        """Listen at `path`, too, in a folder that only this user may enter: processes of this host, which is `node`.
+
+        Raises:
+            OSError: that cannot be.
+        """
+
+        def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Coroutine[Any, Any, None]:
+            return self._on_connection(reader, writer, node)
+
+        server = await asyncio.start_unix_server(on_connection, path, limit=BUFFER_BYTES, backlog=_BACKLOG)
+        self._servers.append(server)
+
+    def learn_clock(self, mapping: ClockMapping, host: Host) -> None:
+        """The clock of another host was sampled, for what its processes report from now on."""
+        self._peers.learn(mapping, host, is_regular=True)
+
+    def clock_mapping(self, clock: str) -> ClockMapping | None:
+        """The mapping of another clock; None: it is that of this process, or was never sampled."""
+        return self._peers.mapping(clock)
+
     async def close(self) -> None:
         """Hang up on everybody, what has arrived already being read first."""
         os.environ.pop(CLOCK_VARIABLE, None)
-        if self._server is None:
+        if not self._servers:
             return
-        self._server.close()
+        for server in self._servers:
+            server.close()
         tasks = list(self._open)
         if tasks:
             await asyncio.wait(tasks, timeout=1.0)
@@ -139,39 +161,48 @@ class ControlServer:
         writer.write(encode(messages.to_wire(order)))
         return True
 
-    async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _on_connection(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, node: int | None = None
+    ) -> None:
+        """Somebody of this host, which is `node` where nodes are hosts."""
+        pid, uid = peer_of(writer.get_extra_info("socket"))
+        # None: a process that our namespace does not see.
+        caller = Caller(pid or None, uid, node=node)
+        if self._admission.admits(caller.pid, uid):
+            await self.serve(reader, writer, caller)
+            return
+        if self.on_refused is not None:
+            self.on_refused(uid, caller.pid)
+        writer.close()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, caller: Caller) -> None:
+        """Serve a connection of a process that was let in, until it ends."""
         task = asyncio.current_task()
         assert task is not None
         self._open.add(task)
         try:
-            pid, uid = peer_of(writer.get_extra_info("socket"))
-            # None: a process that our namespace does not see.
-            peer_pid = pid or None
-            if not self._admission.admits(peer_pid, uid):
-                if self.on_refused is not None:
-                    self.on_refused(uid, peer_pid)
-                return
             hello = await self._strangers.hello(reader, HELLO_TIMEOUT_SECONDS)
+            if caller.node is not None and "node" in hello:
+                hello["node"] = caller.node
             match hello["role"]:
                 case "agent":
-                    await self._serve_agent(
-                        reader, writer, hello, await self._peers.meet(hello, peer_pid, reader, writer)
-                    )
+                    peer = await self._peers.meet(hello, caller, reader, writer)
+                    await self._serve_agent(reader, writer, hello, peer)
                 case "launch":
-                    pid = peer_pid or whole(hello["pid"], _MAX_NUMBER)
-                    await self._answer_launch(writer, pid)
-                case "node" if self.nodes is not None and peer_pid is not None:
+                    pid = caller.pid or whole(hello["pid"], _MAX_NUMBER)
+                    await self._answer_launch(writer, caller, pid)
+                case "node" if self.nodes is not None and caller.pid is not None:
                     self._serving_nodes.add(task)
-                    await self.nodes.serve(str(hello["name"]), peer_pid, reader, writer)
+                    await self.nodes.serve(str(hello["name"]), caller.pid, reader, writer)
                 case "supervisor":
                     place = str(hello["job"]), whole(hello["node"])
-                    peer = await self._peers.meet(hello, peer_pid, reader, writer)
+                    peer = await self._peers.meet(hello, caller, reader, writer)
                     self._supervisors[place] = writer
                     await self._collect(reader, peer)
                     if self._supervisors.get(place) is writer:
                         del self._supervisors[place]
                 case "events":
-                    await self._collect(reader, await self._peers.meet(hello, peer_pid, reader, writer))
+                    await self._collect(reader, await self._peers.meet(hello, caller, reader, writer))
         except (WireError, OSError, ValueError, KeyError):
             # A process that was killed in the middle of a line, or a stranger.
             return
@@ -190,11 +221,11 @@ class ControlServer:
         while line := await read_line(reader):
             self._on_event(peer.event(Event.from_json(line)))
 
-    async def _answer_launch(self, writer: asyncio.StreamWriter, pid: int) -> None:
+    async def _answer_launch(self, writer: asyncio.StreamWriter, caller: Caller, pid: int) -> None:
         """The process waits for the answer, so that it is there to be looked at."""
         if self.on_launch is not None:
             with suppress(ProcessLookupError):
-                await self.on_launch(ProcessId.of(pid))
+                await self.on_launch(ProcessId.of(pid) if caller.process is None else caller.process, caller.node)
         writer.write(b"\n")
 
     async def _serve_agent(

@@ -8,10 +8,11 @@ once, before the event is written and before anything acts on it.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.control.pid_namespaces import HostPids
@@ -35,22 +36,51 @@ from mecefo_runtime.system.wire import CLOCK_ASKED, CLOCK_KNOWN, Message
 _SAMPLE_TIMEOUT_SECONDS = 10.0
 _MAX_CLOCK_CHARACTERS = 256
 _MAX_NUMBER = 1 << 31
+# One every two seconds: of each time those near it count.
+_KEPT_SAMPLES = 8
+_TOLD_SECONDS = 60.0
 # Longer than any machine has been running.
 _MAX_SECONDS = 2.5e10
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who connected, as a kernel reports it: that of this host, or of another one whose agent passes it on.
+
+    `pid` is its pid on this host, None where the kernel does not report it. `process` is known of another host's alone,
+    with the `clock` of that host. `node` is the node that its host is, where nodes are hosts.
+    """
+
+    pid: int | None = None
+    uid: int = 0
+    process: ProcessId | None = None
+    clock: str = ""
+    node: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
     """The other end of one connection.
 
-    `pid` is its pid on this host, None where the kernel does not report it (TCP). `host` is None for this host, and
-    `mapping` is None for the clock of this process.
+    `host` is None for this host, and `clock` is "" for the clock of this process; `mappings` has the mapping of each
+    other clock.
     """
 
     host_pids: HostPids
-    pid: int | None = None
+    caller: Caller
     host: Host | None = None
-    mapping: ClockMapping | None = None
+    clock: str = ""
+    mappings: Mapping[str, ClockMapping] = field(default_factory=dict)
+
+    @property
+    def pid(self) -> int | None:
+        """Its pid on this host, None where the kernel does not report it."""
+        return self.caller.pid
+
+    @property
+    def mapping(self) -> ClockMapping | None:
+        """The newest mapping of its clock; None: it is the clock of this process."""
+        return self.mappings[self.clock] if self.clock else None
 
     def process(self, hello: Message) -> ProcessId:
         """The connected process, as its hello identifies it.
@@ -59,6 +89,8 @@ class Peer:
             ProcessLookupError: it is gone.
             ValueError, KeyError: the numbers in `hello` are none.
         """
+        if self.caller.process is not None:
+            return self.caller.process
         if self.host is not None:
             return ProcessId(whole(hello["pid"], _MAX_NUMBER), whole(hello["start_ticks"]), self.host)
         return ProcessId.of(whole(hello["pid"], _MAX_NUMBER) if self.pid is None else self.pid)
@@ -67,7 +99,12 @@ class Peer:
         """An event that it sent, with pids and times of this host."""
         if self.host is None and self.pid is not None:
             event = self.host_pids.of_event(event, self.pid)
-        return event if self.mapping is None else self._mapped(event, self.mapping)
+        if self.caller.node is not None and event.node is not None:
+            event = replace(event, node=self.caller.node)
+        mapping = self.mapping
+        if mapping is not None:
+            return self._mapped(event, mapping)
+        return event if self.host is None else self._marked(event, Origin(self.host, this_clock(), 0.0, {}))
 
     def message(self, message: Message) -> Message:
         """A message of its agent, with times of this clock."""
@@ -85,11 +122,15 @@ class Peer:
         moments = {name: mapping.moment(seconds) for name, seconds in times.items()}
         uncertainty_seconds = max(moment.uncertainty_seconds for moment in moments.values())
         raw = {name: moment.raw_seconds for name, moment in moments.items()}
-        origin = Origin(self.host, mapping.clock, uncertainty_seconds, raw)
-        told = {name: origin.field(name, moments.get(name, value)) for name, value in event.fields.items()}
+        fields = {name: moments.get(name, value) for name, value in event.fields.items()}
+        mapped = replace(event, monotonic_seconds=moments["monotonic"], fields=fields)
+        return self._marked(mapped, Origin(self.host, mapping.clock, uncertainty_seconds, raw))
+
+    def _marked(self, event: Event, origin: Origin) -> Event:
+        told = {name: origin.field(name, value) for name, value in event.fields.items()}
         return replace(
             event,
-            monotonic_seconds=origin.moment("monotonic", moments["monotonic"]),
+            monotonic_seconds=origin.moment("monotonic", event.monotonic_seconds),
             pid=event.pid if self.host is None else ForeignPid(event.pid, self.host),
             fields=self._with_ticks_of_here(told),
             origin=origin,
@@ -112,20 +153,27 @@ class Peers:
         self._emitter = emitter
         self._host_pids = HostPids()
         self._mappings: dict[str, ClockMapping] = {}
+        # When the log was told of a clock last.
+        self._told_seconds: dict[str, float] = {}
 
     async def meet(
-        self, hello: Message, pid: int | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, hello: Message, caller: Caller, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> Peer:
-        """The other end of a connection whose first message is `hello`, and whose pid here is `pid`, if known.
+        """The other end of a connection whose first message is `hello`.
 
         Raises:
             OSError, ValueError, KeyError: its clock or host is malformed, or it does not answer.
         """
+        other = None if caller.process is None else caller.process.host
         if "clock" not in hello:
-            return Peer(self._host_pids, pid)
+            return self._peer(caller, other, caller.clock)
         clock, host = hello["clock"], Host.from_json(hello["host"])
         if not isinstance(clock, str) or len(clock) > _MAX_CLOCK_CHARACTERS:
             raise ValueError("a clock is a text")
+        if clock == caller.clock and clock in self._mappings:
+            # Its agent has sampled it, and does so again and again. Who reports a clock waits for a word.
+            writer.write(CLOCK_KNOWN)
+            return self._peer(caller, other, clock)
         is_here = is_same_kernel(clock, this_clock()) and host.boot == this_clock().partition(" ")[0]
         samples = []
         # A process that reports a clock waits for the questions, also if the clock is this one.
@@ -136,16 +184,32 @@ class Peers:
                 answer = await read_line(reader)
                 samples.append(ClockSample(sent, _seconds(answer), time.monotonic()))
         writer.write(CLOCK_KNOWN)
-        other = None if is_here else host
-        mapping = None if clock == this_clock() else self._mapping(ClockMapping.of(clock, samples), other)
-        return Peer(self._host_pids, pid, other, mapping)
+        if other is None and not is_here:
+            other = host
+        if clock != this_clock():
+            self.learn(ClockMapping.of(clock, samples), other)
+        return self._peer(caller, other, clock)
 
-    def _mapping(self, newest: ClockMapping, host: Host | None) -> ClockMapping:
-        """The mapping of a clock: the first one if it cannot drift, so that differences of its times are exact."""
+    def _peer(self, caller: Caller, host: Host | None, clock: str) -> Peer:
+        return Peer(self._host_pids, caller, host, "" if clock == this_clock() else clock, self._mappings)
+
+    def learn(self, newest: ClockMapping, host: Host | None, *, is_regular: bool = False) -> None:
+        """A clock was sampled. Of one that cannot drift the first samples count: differences of its times are exact.
+
+        Of one that is sampled regularly, the log is told once a minute.
+        """
         known = self._mappings.get(newest.clock)
         if known is not None and not known.drift_ratio:
-            return known
-        self._mappings[newest.clock] = newest
+            return
+        # Of each time those samples count that were made near it.
+        earlier = () if known is None else known.samples
+        best_of = (min(newest.samples, key=lambda sample: sample.uncertainty_seconds),)
+        samples = newest.samples if known is None else (earlier + best_of)[-_KEPT_SAMPLES:]
+        self._mappings[newest.clock] = replace(newest, samples=samples)
+        now = time.monotonic()
+        if is_regular and now - self._told_seconds.get(newest.clock, -math.inf) < _TOLD_SECONDS:
+            return
+        self._told_seconds[newest.clock] = now
         best = min(newest.samples, key=lambda sample: sample.uncertainty_seconds)
         self._emitter.emit(
             ClockSampled(
@@ -157,7 +221,10 @@ class Peers:
                 num_samples=len(newest.samples),
             )
         )
-        return newest
+
+    def mapping(self, clock: str) -> ClockMapping | None:
+        """The newest mapping of a clock; None: it is the clock of this process, or was never sampled."""
+        return self._mappings.get(clock)
 
 
 def _seconds(answer: bytes) -> float:

@@ -89,6 +89,12 @@ FAMILIES = by_name(
         ("state",),
     ),
     Family(
+        "training_host_observed",
+        "gauge",
+        "1 while the agent on the host is there, 0 when it is lost; absent where the job is on one host",
+        ("host", "node"),
+    ),
+    Family(
         "training_unplanned_losses",
         "gauge",
         "losses of ranks, or of the coordinator, that no fault explains so far; a loss that a fault later "
@@ -280,6 +286,9 @@ def _ranks(figures: Figures) -> Iterable[Metric]:
     if ranks.states:
         by_state = {(state,): float(n) for state, n in figures.rank_counts.items()}
         yield from _each("training_ranks", by_state)
+    if hosts := figures.hosts:
+        observed = {(host.name, "" if host.node is None else str(host.node)): float(not host.is_lost) for host in hosts}
+        yield from _each("training_host_observed", observed)
     is_up = ranks.is_coordinator_up if figures.timeline.is_running else None
     yield from _one("training_coordinator_up", None if is_up is None else float(is_up))
     if layers := figures.layers:

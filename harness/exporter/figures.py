@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from harness.analysis import accounting, integrity, throughput
 from harness.analysis.accounting import PRODUCTIVE, Account
+from harness.analysis.hosts import HostFigures
 from harness.analysis.incident import MeasuredIncident
 from harness.analysis.ranks import STARTING, UP
 from harness.analysis.state import RunState
@@ -68,6 +69,11 @@ class Figures:
     def has_layout(self) -> bool:
         """Whether ranks hold layers, which move between them."""
         return self.timeline.traits.has_layout
+
+    @property
+    def hosts(self) -> tuple[HostFigures, ...]:
+        """The hosts that the job is on; none where that is one."""
+        return self.state.hosts.figures
 
     @property
     def info(self) -> dict[str, str]:

@@ -137,7 +137,13 @@ def _resumed_apart(attempt: int, steps: Sequence[Any]) -> str:
     )
 
 
-def _unobserved(ranks: int, unobserved: int, silent: Sequence[int] = (), without_step: Sequence[int] = ()) -> str:
+def _unobserved(
+    ranks: int,
+    unobserved: int,
+    silent: Sequence[int] = (),
+    without_step: Sequence[int] = (),
+    on_lost_hosts: Sequence[int] | None = None,
+) -> str:
     parts = []
     if silent:
         parts.append(
@@ -146,6 +152,8 @@ def _unobserved(ranks: int, unobserved: int, silent: Sequence[int] = (), without
         )
     if without_step:
         parts.append(f"no step of a training was seen in {_in_short(without_step)}")
+    if on_lost_hosts:
+        parts.append(f"the agent on the host of {_in_short(on_lost_hosts)} was lost")
     are = "is" if unobserved == 1 else "are"
     return (
         f"{unobserved} of {count(ranks, 'rank')} {are} not observed: {', and '.join(parts)}. What happened there "

@@ -160,6 +160,7 @@ def _of_the_unobserved(timeline: Timeline) -> Iterator[Reason]:
             unobserved=seen.num_ranks - seen.num_observed,
             silent=seen.silent,
             without_step=seen.without_step,
+            on_lost_hosts=seen.on_lost_hosts or None,
         )
 
 

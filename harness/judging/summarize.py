@@ -323,6 +323,7 @@ def _machine(state: RunState, dilation_ratio: float | None, problems: _Problems)
         overlapping_runs=read_overlaps(
             state.of(RunOverlapped), 0.0 if run_started is None else run_started.monotonic_seconds
         ),
+        hosts=problems.attempt("hosts", lambda: state.hosts.figures) or (),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 from harness.analysis.approximation import Approximation
 from harness.analysis.figures import Figures
+from harness.analysis.hosts import HostFigures
 from harness.analysis.integrity import LossFigures
 from harness.analysis.overlaps import OverlappingRun
 from harness.analysis.regroups import StateRestore
@@ -304,6 +305,7 @@ class MachineFigures(Figures):
     overrun_segments_ratio: float | None
     worst_overrun_seconds: float | None
     overlapping_runs: tuple[OverlappingRun, ...] = ()
+    hosts: tuple[HostFigures, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from harness.report.curves import Curves, trace
 from harness.report.deciding import Deciding, deciding
 from harness.report.drawing import both_widths
 from harness.report.history import History, Way
+from harness.report.host_words import host_rows
 from harness.report.reproduction import reproduction
 from harness.report.story import about, chronicle, lost_words, steps_text, story
 from harness.report.templates import template
@@ -84,6 +85,7 @@ def render(
         unaccounted_seconds=wording.unaccounted_seconds(summary),
         gates=[_gate(gate, decided.get(gate.expression, [])) for gate in summary.gates],
         run_figures=_attempt("figures", lambda: tables.figures_of_the_run(summary), broken) or [],
+        hosts=_attempt("hosts", lambda: list(host_rows(summary)), broken) or [],
         incident_figures=_attempt("figures", lambda: tables.figures_of_the_incidents(summary), broken) or [],
         chronicle=told,
         chronicle_head=count(len(told) + left_out, "event"),

@@ -19,6 +19,7 @@ from harness.judging.facts import unplanned_words
 from harness.judging.summary import IncidentSummary, Summary
 from harness.report import wording
 from harness.report.curves import Curves, mean_rates, trace
+from harness.report.host_words import host_rows
 from harness.report.reproduction import reproduction
 from harness.report.story import backends_text, lost_words, steps_text
 from mecefo_runtime.system.events import Event
@@ -82,6 +83,7 @@ class _Report:
             ("loss", self._loss),
             ("approximation", self._approximation),
             ("time", self._time),
+            ("hosts", self._hosts),
             ("gates", self._gates),
             ("caveats", self._caveats),
         )
@@ -256,6 +258,13 @@ class _Report:
         self._row("wall clock", f"{name_seconds(wall):>10}{f' {1:>7.1%}' if has_shares else ''}", style="bold")
         if rest := wording.unaccounted_seconds(self._summary):
             self._paragraph(f"{rest:+.3f} s are not accounted for.")
+
+    def _hosts(self) -> None:
+        if not (rows := list(host_rows(self._summary))):
+            return
+        self._head("Hosts")
+        for name, words in rows:
+            self._row(name, words)
 
     def _gates(self) -> None:
         gates = self._summary.gates

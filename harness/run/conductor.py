@@ -28,6 +28,7 @@ from chaos.injection.executor import HostExecutor
 from chaos.injection.injector import Injector
 from chaos.injection.joint_act import Hosts
 from chaos.plan.incident import Incident
+from chaos.undo.guard import Farewell
 from harness.analysis.state import RunState
 from harness.backends.base import AnyConfig, BackendSetup, Outcome, RunningJob, checkpoint_folders, kind_of
 from harness.control.control_server import ControlServer
@@ -203,6 +204,8 @@ class Conductor:
         self._overlaps.start(self._executor.run.run)
         is_user_script = self._job.traits.is_user_script
         await self._control.open(self._folder, may_be_relative=not is_user_script, may_change_user=is_user_script)
+        if (reach := self._backend.reach) is not None:
+            self._executor.note_hosts(*reach)
         await self._backend.open()
         await self._executor.ready()
 
@@ -214,13 +217,16 @@ class Conductor:
         sessions, emitter = AgentSessions(), Emitter(self._on_event, "injector")
         context = self._fault_context(running, sessions, emitter)
         self._executor.attend(context)
+        for executor in self._backend.executors:
+            executor.attend(context)
+            executor.on_lapse = self._on_lapse
         self._injector = self._control.agents = Injector(
             list(self._incidents.values()),
             self._faults,
             frozenset(range(cluster.num_ranks)),
             context.watch,
             sessions,
-            Hosts([self._executor]),
+            Hosts([self._executor, *self._backend.executors], cluster, self._host_of),
             emitter.emit,
             self._experiment.seed,
             may_fire=lambda ranks, incident: may_fire(ranks, incident, limits, cluster),
@@ -235,6 +241,9 @@ class Conductor:
             await (self._undoing or self._injector.finish())
             self._injector = None
 
+    def _host_of(self, node: int) -> str:
+        return self._backend.host_of(node) or self._executor.host
+
     def _fault_context(self, running: RunningJob, sessions: AgentSessions, emitter: Emitter) -> FaultContext:
         checkpoint = self._job.checkpoint
         return FaultContext(
@@ -247,6 +256,7 @@ class Conductor:
             emit=emitter.emit,
             links=running.links,
             cluster=self._job.cluster(),
+            hosts=self._backend.hosts,
         )
 
     async def _finish_main(self, main: JobRun) -> Outcome:
@@ -281,17 +291,18 @@ class Conductor:
         for job in self._backend.jobs:
             # The last events may have told of processes that nobody knew of before.
             await job.stop()
-        farewell = await self._executor.close()
+        elsewhere = Farewell.of_all(await asyncio.gather(*(one.close() for one in self._backend.executors)))
+        farewell = Farewell.of_all((elsewhere, await self._executor.close(is_clean_elsewhere=elsewhere.is_clean)))
         for undone in farewell.undone:
             number, fault, evidence = undone["incident"], undone["fault"], undone["evidence"]
             self._emitter.emit(Undone(incident=number, fault=fault, evidence=evidence))
         known = [owned for job in self._backend.jobs for owned in job.leftovers()]
-        pids = {owned.process.pid for owned in known}
+        pids = {owned.process.pid for owned in known if owned.process.is_here}
         self._emitter.emit(
             Residue(
                 processes=(
                     *(owned.to_dict() for owned in known),
-                    *(process for process in farewell.processes if process["pid"] not in pids),
+                    *(one for one in farewell.processes if "host" in one or one["pid"] not in pids),
                 ),
                 undo_pending=tuple(farewell.undo_pending),
                 left=tuple(farewell.left),

@@ -21,6 +21,7 @@ from harness.analysis.contained import attempt
 from harness.analysis.state import RunState
 from harness.analysis.words import count
 from harness.backends.base import AnyConfig, kind_of
+from harness.backends.cluster.healing import forget_ended_allocations
 from harness.doctor.ground import Needs, needs_of
 from harness.exporter.job import JobExporter, exported
 from harness.judging.stored import judge
@@ -67,6 +68,7 @@ def execute(
     has_networks = wants_networks(experiment, [registry()[incident.fault].needs for incident in incidents])
     kind = kind_of(experiment.nodes_on)
     require_room(job, needs_of(job, incidents, has_baseline=experiment.twin, has_networks=has_networks), kind.machine())
+    forget_ended_allocations()
     refuse_if_unclean()
     writable_folder()
     if (why_not := kind.machine().why_no_device(job.device)) is not None:

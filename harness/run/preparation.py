@@ -293,6 +293,8 @@ def _check_faults(plan: Plan, job: AnyConfig, experiment: Experiment, node: Node
         node_memory_bytes=nodes.node_memory_bytes(experiment.node_settings),
         node_memory_key=nodes.node_memory_key,
         keeps_own_checkpoints=job.traits.keeps_own_checkpoints,
+        nodes_are_hosts=nodes.spans_hosts,
+        links_are_connections=nodes.links_are_connections,
     )
     for incident, of_fault in zip(plan.incidents, plan.keys, strict=True):
         kind = registry()[incident.fault]

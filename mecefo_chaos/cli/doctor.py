@@ -34,14 +34,23 @@ _NAME_COLUMNS = 23
     help="What must be there for the exit code to be 0: all that runs on this backend need.",
 )
 @click.option("--image", metavar="NAME", help="The image of --backend docker. Default: mecefo-chaos.")
+@click.option(
+    "--hosts",
+    is_flag=False,
+    flag_value="",
+    metavar="[HOSTS|FILE]",
+    help="Check hosts instead: a,b,c or a file of them, by ssh; without a value those of the Slurm allocation.",
+)
 @OUT_OPTION
 @JSON_OPTION
-def doctor(backend: str, image: str | None, out: Path, as_json: bool) -> int:
+def doctor(backend: str, image: str | None, hosts: str | None, out: Path, as_json: bool) -> int:
     """Check what runs need on this machine: what is there, what is missing, why it matters, and what to do.
 
     Exit code 0 when runs can be made on the backend, 3 when not. What only some faults need is told, and no reason for
     a 3.
     """
+    if hosts is not None:
+        return _examine_hosts(hosts, as_json)
     from chaos.experiment.terms import place_of
     from harness.backends.examine import examine
 
@@ -60,6 +69,33 @@ def doctor(backend: str, image: str | None, out: Path, as_json: bool) -> int:
     else:
         print_text("\n" + _conclusion(backend, findings))
     return EnvironmentFailure.exit_code if stopping else 0
+
+
+def _examine_hosts(hosts: str, as_json: bool) -> int:
+    from harness.backends.cluster.examination import engine_of, examine_hosts
+    from harness.live.working import Working
+
+    engine = engine_of(hosts)
+    with Working("doctor") as progress:
+        progress(f"asking {len(engine.hosts)} hosts")
+        found = examine_hosts(engine)
+    stopped = [host for host, findings in found if any(finding.stops(engine.name) for finding in findings)]
+    if as_json:
+        told = [{"host": host, "checks": [to_json(one) for one in findings]} for host, findings in found]
+        print_json({"engine": engine.name, "usable": not stopped, "hosts": told})
+        return EnvironmentFailure.exit_code if stopped else 0
+    for host, findings in found:
+        print_text(f"{host}")
+        with standard_output():
+            for finding in findings:
+                click.echo(_told(finding))
+            click.echo()
+    print_text(f"--backend {engine.name} cannot run: see {', '.join(stopped)}" if stopped else _all_usable(engine.name))
+    return EnvironmentFailure.exit_code if stopped else 0
+
+
+def _all_usable(name: str) -> str:
+    return f"--backend {name} has all that it needs on every host"
 
 
 def _next(checks: Iterator[Finding], num_done: int) -> Finding | None:

@@ -53,7 +53,14 @@ def heal(reference: str | None, out: Path, as_json: bool, dry_run: bool, is_conf
         open_runs, unreadable = _open_runs()
     else:
         open_runs, unreadable = [_find(out, reference)], []
-    results = [_heal(run, dry_run, is_confirmed, is_by_hand, may_ask=not as_json) for run in open_runs]
+    results = [
+        result
+        for run in open_runs
+        for result in (
+            *_heal_elsewhere(run, dry_run),
+            _heal(run, dry_run, is_confirmed, is_by_hand, may_ask=not as_json),
+        )
+    ]
     # A run lies in OUT/NAME/TIME; one that its watchdog has healed is known no more, and its OUT is ours then.
     targets = _dead_targets({out.resolve(), *(run.folder.resolve().parent.parent for run in open_runs)}, dry_run)
     if as_json:
@@ -156,6 +163,22 @@ def _heal(run: OpenRun, dry_run: bool, is_confirmed: bool, is_by_hand: bool, *, 
     except ChaosError as error:
         # One run that cannot be healed must not keep the others from it.
         return Healed(run.run, str(run.folder), problems=(str(error),))
+
+
+def _heal_elsewhere(run: OpenRun, dry_run: bool) -> tuple[Healed, ...]:
+    """What came of it on the run's other hosts; where one is not clean, the run is one that can be healed again."""
+    from chaos.undo.heal import Healed
+    from chaos.undo.run_registry import register
+    from harness.backends.cluster.healing import heal_hosts
+
+    if not run.hosts:
+        return ()
+    if dry_run:
+        return tuple(Healed(run.run, host, removed=("what it has left there",)) for host in run.hosts)
+    healed = heal_hosts(run)
+    left = tuple(one.folder for one in healed if not one.is_clean)
+    register(replace(run, hosts=left, reached_by=run.reached_by if left else ""))
+    return healed
 
 
 def _dead_targets(folders: Iterable[Path], dry_run: bool) -> list[str]:

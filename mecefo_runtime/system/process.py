@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from mecefo_runtime.system.host import Host, this_host
+from mecefo_runtime.system.host import ForeignPid, Host, this_host
 
 _PR_SET_PDEATHSIG = 1
 _PF_KTHREAD = 0x00200000
@@ -88,6 +88,11 @@ class ProcessId:
         if not self.host.is_here:
             raise ForeignProcess(self)
         return self.pid
+
+    @property
+    def event_pid(self) -> int:
+        """Its pid as events have it: that of another host equals no pid of this one."""
+        return self.pid if self.host.is_here else ForeignPid(self.pid, self.host)
 
     def is_running(self) -> bool:
         """Whether it is in the process table and not dead; a zombie is dead."""

@@ -48,6 +48,36 @@ class ClockSampled(Record, kind="clock_sampled", emitted_by="conductor"):
     """Samples of that clock."""
 
 
+class HostReached(Record, kind="host_reached", emitted_by="conductor"):
+    """The agent of a host is ready: faults can be injected there, and its processes are observed."""
+
+    reached: tuple[str, ...] = ()
+    """Name and boot id of the host."""
+    of_node: int | None = None
+    """The node that the host is."""
+    engine: str | None = None
+    """The engine that started the agent."""
+    addresses: tuple[str, ...] = ()
+    """The addresses of its network interfaces."""
+    num_starts: int = 1
+    """How many times something was started there for it: 1, unless its stream has broken."""
+    healed: tuple[str, ...] = ()
+    """Faults that an earlier agent on the host had left, and that were undone now."""
+
+
+class HostLost(Record, kind="host_lost", emitted_by="conductor"):
+    """The agent of a host is gone, or silent for its lease: what happens there is not observed from then on."""
+
+    lost: tuple[str, ...] = ()
+    """Name and boot id of the host."""
+    of_node: int | None = None
+    """The node that the host is."""
+    silent_seconds: float = 0.0
+    """For how long nothing had come from it by then."""
+    message: str = ""
+    """Why."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedIncident:
     """One entry of `incidents_planned`."""

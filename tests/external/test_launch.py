@@ -35,7 +35,7 @@ class Greeted:
         self._do(control.open(folder, may_be_relative=False))
         self.address = control.address
 
-    async def _on_launch(self, process: ProcessId) -> None:
+    async def _on_launch(self, process: ProcessId, node: int | None) -> None:
         # It waits to be answered.
         assert process.is_running()
         self.pids.append(process.pid)

@@ -7,13 +7,30 @@ import re
 import signal
 import time
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    WithJsonSchema,
+    model_validator,
+)
 
 from chaos.errors import EffectNotSeen, UsageError, nearest, shown
 from chaos.faults._records import ProcessesRecord
-from chaos.faults.base import Act, FaultContext, LauncherHost, NoParameters, OwnedProcess
+from chaos.faults.base import (
+    VERIFY_TIMEOUT_SECONDS,
+    Act,
+    FaultContext,
+    LauncherHost,
+    NoParameters,
+    OwnedProcess,
+    RunContext,
+)
+from chaos.faults.process._power import SILENT_SECONDS, PowerLoss
 from chaos.faults.process._processes import Exits, ProcessFault, ending, see_exits, send, starters_first
 from chaos.host.process_table import disposition, exited
 from chaos.language.quantities import SecondsText
@@ -86,6 +103,36 @@ class GraceParameters(BaseModel):
     grace: SecondsText | None = Field(
         default=None, description="time between SIGTERM and SIGKILL for processes that have not ended"
     )
+
+
+class NodeParameters(GraceParameters):
+    """How a node is lost."""
+
+    later: ClassVar[tuple[str, ...]] = ("how", "power")
+    how: Literal["processes", "power"] = Field(
+        default="processes", description="`processes`: all of the job on the node; `power`: the command in `power`"
+    )
+    power: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=10_000,
+        description="shell command that switches off the host, run where chaos runs; {host} and {node} are filled in",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _imply(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("power") is not None and "how" not in values:
+            return {**values, "how": "power"}
+        return values
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if (self.how == "power") != (self.power is not None):
+            raise ValueError("how: power needs the command in power, and how: processes has none")
+        if self.power is not None and self.grace is not None:
+            raise ValueError("a host that loses its power gives no grace: leave grace out")
+        return self
 
 
 KillParametersT = TypeVar("KillParametersT", bound=BaseModel)
@@ -180,16 +227,23 @@ class KillProcess(_Kill[SignalParameters]):
         return not steps or steps[-1].committed_seconds > time.monotonic() - within_seconds
 
 
-class KillNode(_Kill[GraceParameters]):
-    """SIGKILL to every process of a node, or its whole container; with `grace`, SIGTERM and time to go first."""
+class KillNode(_Kill[NodeParameters]):
+    """SIGKILL to every process of a node, or its whole container; with `grace`, SIGTERM and time to go first.
+
+    With `power`, a command of the site's switches off the host that the node is.
+    """
 
     kind: ClassVar[str] = "kill-node"
     brief: ClassVar[str] = "SIGKILL to a whole node"
     scope: ClassVar[Scope] = "node"
-    Parameters: ClassVar[type[BaseModel]] = GraceParameters
+    Parameters: ClassVar[type[BaseModel]] = NodeParameters
 
-    def __init__(self, parameters: GraceParameters) -> None:
+    def __init__(self, parameters: NodeParameters) -> None:
         super().__init__(parameters)
+        self._power = None if parameters.power is None else PowerLoss(parameters.power)
+        if self._power is not None:
+            self.acts_at_tool = True  # type: ignore[misc]
+            self.verify_timeout_seconds = VERIFY_TIMEOUT_SECONDS + SILENT_SECONDS  # type: ignore[misc]
         self._killed: set[ProcessId] = set()
         self._farewell: asyncio.Task[None] | None = None
         if parameters.grace is not None:
@@ -197,11 +251,23 @@ class KillNode(_Kill[GraceParameters]):
             self.shows_when_released = True  # type: ignore[misc]
             self.asks_to_leave = True  # type: ignore[misc]
 
+    def check(self, target: ResolvedTarget, run: RunContext) -> None:
+        """Only a host has a power supply."""
+        if self._power is not None and not run.nodes_are_hosts:
+            raise UsageError("switches off hosts, and the nodes of this run are none: leave it out", key="power")
+
+    def prepare(self, target: ResolvedTarget, context: FaultContext) -> Act:
+        """Every process of the node that is still running; with `power`, its ranks on the host."""
+        return super().prepare(target, context) if self._power is None else self._power.prepare(target, context)
+
     async def apply(self, act: Act, context: FaultContext) -> None:
         """SIGKILL, whoever started the ranks first: a dead node reports no exits. With a grace period, SIGTERM first.
 
         A launcher gets it with its ranks: it would start them again on a node that is about to go.
         """
+        if self._power is not None:
+            await self._power.apply()
+            return
         if self.parameters.grace is None:
             for owned in starters_first(act.processes):
                 self._kill(owned)
@@ -240,7 +306,12 @@ class KillNode(_Kill[GraceParameters]):
             self._killed.add(owned.process)
 
     async def verify(self, act: Act, context: FaultContext, timeout_seconds: float) -> dict[str, Any]:
-        """Wait for the exit of each process, and look it up in the process table; with a grace, after it."""
+        """Wait for the exit of each process, and look it up in the process table; with a grace, after it.
+
+        With `power`, until the host has been silent.
+        """
+        if self._power is not None:
+            return await self._power.verify(context, timeout_seconds)
         if self.parameters.grace is None:
             evidence = await self._gone(act, context, timeout_seconds, "SIGKILL", 0.0)
             self._see_nobody_back(act, context)

@@ -16,6 +16,7 @@ from chaos.faults._records import ProcessesRecord
 from chaos.faults.base import Act, FaultContext, OwnedProcess, RunContext
 from chaos.faults.process._processes import Exits, ProcessFault, ending
 from chaos.host import memory_limit
+from chaos.host.job_step import ends_with_step
 from chaos.host.process_table import TABLE_POLL_SECONDS, resident_bytes
 from chaos.host.undo_record import UndoRecord
 from chaos.language.quantities import BytesText, bytes_text
@@ -104,15 +105,21 @@ class LeakMemory(ProcessFault[LeakParameters]):
                 Reason("too_little_memory", free_mib=free_bytes // 2**20, needed_mib=wanted_bytes // 2**20)
             )
         self._check_groups(act.processes)
+        # Where the watchdog may end before the group, only who asks for one is told so.
+        may_group = by == "cgroup" or (by == "auto" and not ends_with_step())
         try:
             limits = tuple(
-                memory_limit.plan(owned.process, limit_bytes, may_group=by != "rlimit") for owned in act.processes
+                memory_limit.plan(owned.process, limit_bytes, may_group=may_group) for owned in act.processes
             )
         except ProcessLookupError:
             raise TargetNotFound(Reason("just_ended", target=target)) from None
         if by == "cgroup" and any(limit.by != "cgroup" for limit in limits):
             raise TargetNotFound(Reason("no_memory_group"))
         return Act(act.processes, LeakRecord.of(act.processes, limits=limits).to_json())
+
+    def outlives_processes(self, act: Act) -> bool:
+        """A control group does; a resource limit ends with its process."""
+        return any(limit.by == "cgroup" for limit in LeakRecord.from_json(act.undo_record).limits)
 
     def _check_groups(self, processes: Iterable[OwnedProcess]) -> None:
         """See that no group around the ranks, such as their container, comes to its own limit before them.

@@ -104,6 +104,10 @@ class FillDisk(Fault[FillParameters]):
         # the disk under it, not of a full one.
         self._last_step = 0
 
+    def outlives_processes(self, act: Act) -> bool:
+        """A mount does; a file is only a file."""
+        return FullDiskRecord.from_json(act.undo_record).disk is not None
+
     def check(self, target: ResolvedTarget, run: RunContext) -> None:
         """Refuse what would fill a disk that is not the run's own."""
         if self._is_small(run.checkpoint_folder):

@@ -12,13 +12,15 @@ from typing import ClassVar
 class AuditScope:
     """Of one run: its name in the environment of its processes, the folders that are its own, and its ledger.
 
-    `engine` is the address of the Docker engine in which it has containers, if it has.
+    `engine` is the address of the Docker engine in which it has containers, if it has. `keeps_processes`: its processes
+    go on, and are none of what it left behind.
     """
 
     run: str
     folders: tuple[Path, ...]
     ledger: Path
     engine: str | None = None
+    keeps_processes: bool = False
 
     def is_ours(self, name: str) -> bool:
         """Whether something that is called so was made by this run: all that it makes outside of its folders says so.

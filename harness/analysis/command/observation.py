@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from harness.analysis.command.attempts import Attempt
+from mecefo_runtime.system.host import ForeignPid, Host
 from mecefo_runtime.system.job_records import ProcessExited, ProcessStarted, RankStarted
 from mecefo_runtime.system.record import Record
+from mecefo_runtime.system.run_records import HostLost
 
 # A launcher may say anything.
 _MAX_RANKS = 1 << 20
@@ -19,17 +21,20 @@ class Observation:
     """The ranks of the attempt in which most of them were not observed; only attempts that came to a step count.
 
     `silent` are those of which nothing was heard: they run elsewhere, or without our agent. `without_step` did greet,
-    and no step of a training was seen in them.
+    and no step of a training was seen in them. `on_lost_hosts` are those whose host's agent was lost while the attempt
+    went on.
     """
 
     num_ranks: int
     silent: tuple[int, ...] = ()
     without_step: tuple[int, ...] = ()
+    on_lost_hosts: tuple[int, ...] = ()
 
     @property
     def num_observed(self) -> int:
         """How many ranks an agent speaks for."""
-        return self.num_ranks - len(self.silent) - len(self.without_step)
+        others = set(self.on_lost_hosts).difference(self.silent, self.without_step) if self.on_lost_hosts else ()
+        return self.num_ranks - len(self.silent) - len(self.without_step) - len(others)
 
 
 @dataclass(slots=True)
@@ -39,6 +44,20 @@ class _OfAttempt:
     # When the newest process of a rank began, and ended.
     launched: dict[int, int | None] = field(default_factory=dict)
     ended: dict[int | None, float] = field(default_factory=dict)
+    # Since when the host of a rank's process was not observed.
+    lost: dict[int, float] = field(default_factory=dict)
+
+    def lose(self, host: Host, since_seconds: float) -> None:
+        """The agent of `host` is lost: of the processes that ran there nothing more is known."""
+        for rank, pid in self.launched.items():
+            if isinstance(pid, ForeignPid) and pid.host == host and pid not in self.ended:
+                self.lost.setdefault(rank, since_seconds)
+
+
+def _on_lost_hosts(attempt: Attempt, told: _OfAttempt) -> tuple[int, ...]:
+    """The ranks that were not observed to the end of an attempt that went on without them."""
+    last = attempt.last_committed_seconds or 0.0
+    return tuple(sorted(rank for rank, since in told.lost.items() if since < last))
 
 
 def read_observation(main: Sequence[Record], attempts: Sequence[Attempt]) -> Observation | None:
@@ -62,6 +81,10 @@ def read_observation(main: Sequence[Record], attempts: Sequence[Attempt]) -> Obs
                 found = own.setdefault(number, _OfAttempt())
                 found.observed.add(rank)
                 found.world_size = max(found.world_size, record.world_size or 1)
+            case HostLost(lost=(str(name), str(boot))):
+                since = record.monotonic_seconds - record.silent_seconds
+                for of_attempt in own.values():
+                    of_attempt.lose(Host(name, boot), since)
             case _:
                 pass
     if not has_said:
@@ -76,7 +99,8 @@ def _num_unobserved(attempt: Attempt, told: _OfAttempt) -> int:
     num_ranks = _num_ranks(attempt, told)
     launched = [rank for rank in told.launched if 0 <= rank < num_ranks and rank not in told.observed]
     num_observed = sum(0 <= rank < num_ranks for rank in told.observed)
-    return num_ranks - num_observed - len(launched) + len(_without_step(attempt, told, launched))
+    without_step, lost = _without_step(attempt, told, launched), _on_lost_hosts(attempt, told)
+    return num_ranks - num_observed - len(launched) + len({*without_step, *lost} if lost else without_step)
 
 
 def _num_ranks(attempt: Attempt, told: _OfAttempt) -> int:
@@ -94,4 +118,5 @@ def _of_attempt(attempt: Attempt, told: _OfAttempt) -> Observation:
     others = [rank for rank in range(num_ranks) if rank not in told.observed]
     launched = [rank for rank in others if rank in told.launched]
     silent = tuple(rank for rank in others if rank not in told.launched)
-    return Observation(num_ranks, silent, tuple(_without_step(attempt, told, launched)))
+    lost = tuple(rank for rank in _on_lost_hosts(attempt, told) if rank < num_ranks)
+    return Observation(num_ranks, silent, tuple(_without_step(attempt, told, launched)), lost)

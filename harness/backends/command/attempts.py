@@ -92,8 +92,10 @@ class Attempts:
         # Of each rank's newest process: its exit code, where it did not report its own end.
         self._lost: dict[int, int] = {}
         self._finished: set[int] = set()
+        # How many ranks the newest attempt has.
+        self._world_size = 0
         # Of all starts: a launcher blames by pid when the rank may have been started again.
-        self._rank_blamed: dict[tuple[int, int], int] = {}
+        self._rank_blamed: dict[tuple[int, int], int | None] = {}
         # A process made an optimizer and no step.
         self._has_idle = self._has_compiled = False
 
@@ -124,7 +126,7 @@ class Attempts:
         if hello.replica is not None:
             self._replica_of[rank] = hello.replica
         if self._others_train_on(rank):
-            self._coming_back[process.pid] = rank
+            self._coming_back[process.event_pid] = rank
             of_job = self.number
         elif hello.replica is not None:
             # The first start of each group is counted, too.
@@ -133,7 +135,9 @@ class Attempts:
             of_job = attempt
         decisions = self._begin(of_job, hello.world_size, process)
         self.ranks[rank] = hello.owned
-        self._rank_blamed[hello.blamed_as] = rank
+        # On two hosts two ranks can have one pid: nobody knows then whom a launcher's log means.
+        is_known = self._rank_blamed.setdefault(hello.blamed_as, rank) == rank
+        self._rank_blamed[hello.blamed_as] = rank if is_known else None
         return attempt, [*decisions, *self._start(hello.owned, rank, of_job)]
 
     def end(self, process: ProcessId, exit_code: int | None) -> list[Decision]:
@@ -188,13 +192,17 @@ class Attempts:
         return self._started[process][0] if process in self._started else None
 
     def blamed(self, node: int, pid: int) -> int | None:
-        """The rank that a launcher on `node` knows by `pid`; None: no rank that has reported."""
+        """The rank that a launcher on `node` knows by `pid`; None: no rank that has reported, or one of several."""
         return self._rank_blamed.get((node, pid))
 
     def last_lost(self) -> tuple[int, int] | None:
         """A rank and its exit code, where no rank came to its end though some ended with a failure."""
         lost = {rank: code for rank, code in self._lost.items() if rank not in self._finished}
         return next(iter(lost.items())) if lost and not lost.keys() < self.ranks.keys() else None
+
+    def has_completed(self) -> bool:
+        """Whether the scripts of all ranks of the newest attempt have come to their end."""
+        return 0 < self._world_size <= len(self._finished) and self._finished >= set(range(self._world_size))
 
     def why_unseen(self) -> Unseen:
         """Why no step was seen."""
@@ -222,7 +230,7 @@ class Attempts:
     ) -> list[Decision]:
         if attempt <= self.number:
             return []
-        self.number = attempt
+        self.number, self._world_size = attempt, world_size
         return [AttemptBegan(attempt, world_size, process, began_seconds)]
 
     def _start(

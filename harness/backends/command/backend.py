@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from chaos.errors import EnvironmentFailure
 from chaos.experiment.command_job import CommandConfig, command_text
@@ -19,13 +19,13 @@ from chaos.host.join_network import NCCL_LOG_VARIABLE
 from chaos.host.links.nccl_transport import LOG_NAME
 from chaos.host.run_files import JOB_LOG
 from chaos.host.run_processes import RUN_VARIABLE
-from harness.backends.base import AnyConfig
+from harness.backends.base import AnyConfig, OnThisHost
 from harness.backends.command.networks import CommandLinks, CommandNetworks
-from harness.backends.command.processes_by_env import session_processes
 from harness.backends.command.reset import reset
 from harness.backends.command.run import CommandRun
 from harness.backends.command.start import agent_environment, with_site
 from harness.control.control_server import ControlServer
+from harness.node.processes_by_env import session_processes
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.system.events import MAIN_JOB
@@ -37,7 +37,7 @@ _PR_SET_PDEATHSIG = 1
 _PRCTL = ctypes.CDLL(None).prctl
 
 
-class CommandBackend:
+class CommandBackend(OnThisHost):
     """Runs commands on this machine; `logs` takes what the command prints.
 
     Of `networked`, whoever starts the ranks and every rank get networks of their own; None: they have the machine's.
@@ -69,17 +69,24 @@ class CommandBackend:
         environment = {**os.environ, **job.environment, RUN_VARIABLE: run_id, "PYTHONUNBUFFERED": "1"}
         await reset(job, {**os.environ, **job.environment}, self._logs, self._emitter.of_job(name))
         if with_agents:
-            environment = with_site(environment) | agent_environment(self._control.address, name)
+            environment = with_site(environment) | agent_environment(self._address(), name)
         if self._networked is not None:
             environment[NCCL_LOG_VARIABLE] = str(self._logs.resolve() / LOG_NAME)
         log = self._logs / (JOB_LOG if name == MAIN_JOB else f"{name}-{JOB_LOG}")
-        running = LocalCommand(self._control, name, job, run_id, environment, log, self._emitter.of_job(name))
+        running = self._command(self._control, name, job, run_id, environment, log, self._emitter.of_job(name))
         self.jobs.append(running)
         if self._networked is not None:
             await running.make_networks(self._networked)
             message = "the command's ranks have separate networks, from which nothing outside can be reached"
             self._emitter.emit(Warned(message=message))
         return running
+
+    def _address(self) -> str:
+        """Where the processes of the job report."""
+        return self._control.address
+
+    def _command(self, *arguments: Any) -> LocalCommand:
+        return LocalCommand(*arguments)
 
     async def close(self) -> None:
         """Stop what runs."""

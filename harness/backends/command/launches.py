@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from chaos.external.identity import identify
-from chaos.host.process_table import ancestors_of, parent_of
+from harness.node.process_table import ProcessTable
 from mecefo_runtime.system.process import ProcessId
 
 # torchft reads them. A script may name its replica group itself, so that RANK alone does not tell who it is.
@@ -60,14 +60,16 @@ class Launch:
     exit_code: int | None = None
 
     @classmethod
-    def of(cls, process: ProcessId, environment: Mapping[str, str], began_seconds: float) -> Launch | None:
+    def of(
+        cls, process: ProcessId, environment: Mapping[str, str], table: ProcessTable, began_seconds: float
+    ) -> Launch | None:
         """By the environment that it was started with; None: RANK alone does not tell who it is."""
         if not environment.get("RANK", "").isdecimal() or any(name in environment for name in _OF_REPLICA_GROUPS):
             return None
         identity = identify(environment)
         return cls(
             process=process,
-            parent=parent_of(process),
+            parent=table.parent(process),
             rank=identity.rank,
             node=identity.node,
             world_size=identity.world_size,
@@ -75,7 +77,7 @@ class Launch:
             start_key=tuple(environment.get(name, "") for name in _OF_A_START),
             is_placed=bool(environment.get("LOCAL_RANK")),
             began_seconds=began_seconds,
-            ancestors=tuple(ancestors_of(process)),
+            ancestors=table.ancestors(process),
         )
 
 

@@ -116,6 +116,13 @@ class CommandOnNodes(CommandRun):
         else:
             self._has_ended(node, code)
 
+    def on_unobserved(self, process: ProcessId) -> None:
+        """Whether the command still runs on a node is not known, nor will be."""
+        for node, owned in self._launchers.items():
+            if owned.process == process:
+                self._lose_sight(node)
+                return
+
     def on_agent(self, hello: Message, process: ProcessId) -> int:
         """See `CommandRun.on_agent`.
 
@@ -124,7 +131,8 @@ class CommandOnNodes(CommandRun):
         rank, node, cluster = int(hello["rank"]), int(hello["node"]), self._job.cluster()
         already = self._attempts.ranks.get(rank)
         # A launcher that starts its ranks again may do that on another node, and counts it.
-        if already is not None and already.node != node and int(hello["attempt"]) == 1 and already.process.is_running():
+        is_first = already is not None and already.node != node and int(hello["attempt"]) == 1
+        if already is not None and is_first and self._table.is_running(already.process):
             sentence = _not_one_job(rank, (int(already.node or 0), node))
             self._fail(job_failed(Reason("command_failed", sentence=sentence)))
         is_as_planned = rank >= cluster.num_ranks or cluster.node_of(rank) == node
@@ -167,7 +175,7 @@ class CommandOnNodes(CommandRun):
     async def _bury(self) -> None:
         # A node that was stopped as a whole reports no exits.
         for node, owned in list(self._launchers.items()):
-            if not owned.process.is_running():
+            if not self._table.is_running(owned.process):
                 self._has_ended(node, KILLED)
         if self._waiting is not None and self._are_over.is_set():
             await self._waiting

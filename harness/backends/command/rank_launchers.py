@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chaos.host.process_table import ancestors_of, parent_of
-from harness.backends.command.processes_by_env import environment_of
+from harness.node.processes_by_env import environment_of
 from mecefo_runtime.system.process import ProcessId
 
 # What launchers of PyTorch, MPI and Slurm tell a rank.
@@ -44,8 +44,9 @@ class RankLaunchers:
         self._ranks: dict[int, _Started] = {}
 
     def note(self, rank: int, process: ProcessId) -> None:
-        """`rank` runs as this process."""
-        self._ranks[rank] = _Started(process, launcher_of(process, self._is_ours))
+        """`rank` runs as this process. Of one on another host, the agent of that host finds the launcher."""
+        launcher = launcher_of(process, self._is_ours) if process.is_here else None
+        self._ranks[rank] = _Started(process, launcher)
 
     def of(self, rank: int) -> ProcessId | None:
         """Who started `rank`; None where it was nobody's launcher, or nobody of this run."""

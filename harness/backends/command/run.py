@@ -17,7 +17,6 @@ from typing import ClassVar
 from chaos.experiment.command_job import CommandConfig
 from chaos.external.identity import JOB_VARIABLE
 from chaos.faults.base import LauncherLeft, LinkHost, OwnedProcess
-from chaos.host.process_table import ancestors_of, parent_of
 from chaos.host.run_processes import RUN_VARIABLE
 from chaos.in_process.protocol import Start
 from harness.analysis.command.failure_cause import EXITED, PIPE, FailureCause
@@ -40,11 +39,12 @@ from harness.backends.command.known_states import KnownStates
 from harness.backends.command.launcher_log import OLD_ADDRESSES, STORE_SETTING, LauncherLog, LogSteps
 from harness.backends.command.launches import Launch, restarts_of
 from harness.backends.command.other_users import OtherUser, other_user_of
-from harness.backends.command.processes_by_env import environment_of, listener_on, processes_of_run
 from harness.backends.command.rank_launchers import RankLaunchers, is_shell
 from harness.backends.ending_job import EndingJob
-from harness.backends.exits import REAPED_SECONDS, exit_of
 from harness.control.control_server import ControlServer
+from harness.node.exits import REAPED_SECONDS
+from harness.node.process_table import ProcessTable
+from harness.node.processes_by_env import environment_of, processes_of_run, store_of
 from mecefo_runtime.system.command_records import NoStepSeen, OrphansEnded
 from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.system.events import MAIN_JOB, Event
@@ -92,6 +92,8 @@ class CommandRun(EndingJob, ABC):
         emitter: Emitter,
     ) -> None:
         super().__init__()
+        # Of all hosts that it runs on.
+        self._table = ProcessTable()
         self._control = control
         self.name = name
         self._job = job
@@ -104,11 +106,12 @@ class CommandRun(EndingJob, ABC):
         self._rank_launchers = RankLaunchers(self._is_own)
         self._known_states = KnownStates()
         self._log_steps: LogSteps | None = None
-        self._exits: dict[int, asyncio.Task[None]] = {}
+        self._exits: dict[ProcessId, asyncio.Task[None]] = {}
         self._waiting: asyncio.Task[None] | None = None
         self._launcher_logs = {node: LauncherLog(log) for node, log in logs.items()}
         # What the command ended with on each node, in the order of the ends.
         self._codes: dict[int, int] = {}
+        self._unobserved: set[int] = set()
         self._are_over = asyncio.Event()
         self._is_stopping = False
         self._facts = FailureFacts()
@@ -128,7 +131,7 @@ class CommandRun(EndingJob, ABC):
     def _has_begun(self, node: int, process: ProcessId) -> None:
         """The command runs on `node`."""
         self._launchers[node] = OwnedProcess("launcher", process, node=node if len(self._logs) > 1 else None)
-        self._emitter.emit(_started(self._launchers[node]))
+        self._emitter.of_host(process.host).emit(_started(self._launchers[node]))
 
     def _follow(self) -> None:
         """From the start on: until the job is over."""
@@ -167,16 +170,17 @@ class CommandRun(EndingJob, ABC):
     # ---- what injectors ask ----
 
     def rank_processes(self, ranks: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
-        """The processes of `ranks`, each the one that reported last."""
+        """The processes of `ranks` on this host, each the one that reported last."""
         known = self._attempts.ranks
-        return tuple(known[rank] for rank in ranks if rank in known)
+        return tuple(known[rank] for rank in ranks if rank in known and known[rank].process.is_here)
 
     def node_processes(self, nodes: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
         """All ranks of `nodes`, and who starts no others, if that is no rank."""
         ranks = tuple(owned for rank, owned in self._attempts.ranks.items() if self._node_of(rank) in nodes)
         known = {one.process for one in ranks}
         launchers = (owned for owned in self._launchers_on(nodes) if owned.process not in known)
-        return (*launchers, *ranks, *self._hosts(nodes))
+        # The agents of other hosts know what is there.
+        return tuple(owned for owned in (*launchers, *ranks, *self._hosts(nodes)) if owned.process.is_here)
 
     def _node_of(self, rank: int) -> int:
         """On which node a rank counts: on the one that it tells of.
@@ -216,35 +220,38 @@ class CommandRun(EndingJob, ABC):
     def role_processes(self, role: str) -> tuple[OwnedProcess, ...]:
         """The launcher is the command's own process, on node 0; the store is whoever of us listens on MASTER_PORT."""
         if role == "launcher":
-            return (self._launchers[0],) if 0 in self._launchers else ()
+            return (self._launchers[0],) if 0 in self._launchers and self._launchers[0].process.is_here else ()
         if role != "store":
             return ()
-        marked = self._own_processes()
-        ports = {environment_of(process.local_pid).get("MASTER_PORT") for process in marked} - {None, "", "0"}
-        for port in sorted(port for port in ports if port is not None and port.isdecimal()):
-            if (process := listener_on(int(port), marked)) is not None:
-                known = (owned for owned in self._all() if owned.process == process)
-                return (next(known, OwnedProcess("launcher", process)),)
-        return ()
+        process = store_of(self._own_processes())
+        if process is None:
+            return ()
+        known = (owned for owned in self._all() if owned.process == process)
+        return (next(known, OwnedProcess("launcher", process)),)
 
     def _all(self) -> tuple[OwnedProcess, ...]:
         return (*self._attempts.ranks.values(), *self._launchers.values())
 
     # ---- what happens ----
 
-    async def on_launch(self, process: ProcessId) -> None:
-        """A process that was started with RANK greets, before its script begins: from now on its end is followed."""
-        environment = environment_of(process.local_pid)
+    async def on_launch(self, process: ProcessId, node: int | None = None) -> None:
+        """A process that was started with RANK greets, before its script begins: from now on its end is followed.
+
+        `node`: its host is that node, whatever the launcher counts as one.
+        """
+        environment = self._table.environment(process)
         is_ours = environment.get(RUN_VARIABLE) == self._run_id and environment.get(JOB_VARIABLE, MAIN_JOB) == self.name
         # With --step-from the command itself stands for all of its ranks.
         is_wanted = is_ours and self._job.step_from is None
-        launch = Launch.of(process, environment, time.monotonic()) if is_wanted else None
+        launch = Launch.of(process, environment, self._table, time.monotonic()) if is_wanted else None
         if launch is None:
             return
+        if node is not None:
+            launch.node = node
         earlier = self._attempts.process_before(launch)
-        if earlier is not None and not earlier.is_running() and earlier.pid in self._exits:
+        if earlier is not None and not self._table.is_running(earlier) and earlier in self._exits:
             # Whether this is a restart depends on how that one ended.
-            await asyncio.wait({self._exits[earlier.pid]}, timeout=REAPED_SECONDS)
+            await asyncio.wait({self._exits[earlier]}, timeout=REAPED_SECONDS)
         self._look_for_gone()
         self._act(self._attempts.greet(launch))
         self._follow_exit(launch.process)
@@ -257,7 +264,7 @@ class CommandRun(EndingJob, ABC):
         What the launcher counts is believed as long as it counts at all: a shell loop around a script does not.
         """
         rank, replica = int(hello["rank"]), hello.get("replica")
-        is_marked = environment_of(process.local_pid).get(RUN_VARIABLE) == self._run_id
+        is_marked = self._table.environment(process).get(RUN_VARIABLE) == self._run_id
         world_size = int(hello.get("world_size") or 1)
         if is_marked and not self._attempts.ranks:
             self._compare_with_plan(world_size, has_groups=replica is not None)
@@ -266,7 +273,7 @@ class CommandRun(EndingJob, ABC):
             rank=rank,
             start_count=int(hello["attempt"]),
             world_size=world_size,
-            ancestors=tuple(ancestors_of(process)),
+            ancestors=self._table.ancestors(process),
             blamed_as=self._where(process, hello),
             replica=None if replica is None else int(replica),
             is_marked=is_marked,
@@ -302,30 +309,31 @@ class CommandRun(EndingJob, ABC):
         return Start(is_later, self._known_states.steps_by_digest() if is_later else {})
 
     def _look_for_gone(self) -> None:
-        self._attempts.see_gone(process for process in self._attempts.running() if not process.is_running())
+        running = self._attempts.running()
+        self._attempts.see_gone(process for process in running if not self._table.is_running(process))
 
     def _act(self, decisions: Iterable[Decision]) -> None:
         """Report what has been decided."""
         for decision in decisions:
             match decision:
                 case AttemptBegan(number, world_size, process, began_seconds):
-                    num_restarts, max_restarts = restarts_of(environment_of(process.local_pid))
+                    num_restarts, max_restarts = restarts_of(self._table.environment(process))
                     begun = AttemptStarted(
                         attempt_number=number,
                         world_size=world_size,
                         num_restarts=num_restarts,
                         max_restarts=max_restarts,
                     )
-                    self._emitter.emit(begun, monotonic_seconds=began_seconds)
+                    self._emitter.of_host(process.host).emit(begun, monotonic_seconds=began_seconds)
                 case RankStarted(owned, rank, attempt, began_seconds):
-                    parent = parent_of(owned.process)
+                    parent = self._table.parent(owned.process)
                     started = ProcessStarted(
                         **_started(owned).given(),
                         started_rank=rank,
                         rank_attempt=attempt,
                         parent_pid=None if parent is None else parent.pid,
                     )
-                    self._emitter.emit(started, monotonic_seconds=began_seconds)
+                    self._emitter.of_host(owned.process.host).emit(started, monotonic_seconds=began_seconds)
                 case RankEnded(process, rank, attempt, exit_code):
                     ended = ProcessExited(
                         role="rank",
@@ -334,13 +342,13 @@ class CommandRun(EndingJob, ABC):
                         exited_rank=rank,
                         rank_attempt=attempt,
                     )
-                    self._emitter.emit(ended)
+                    self._emitter.of_host(process.host).emit(ended)
                 case GroupRejoined(attempt, ranks):
                     self._emitter.emit(Rejoined(epoch=attempt, ranks=ranks))
 
     def _follow_exit(self, process: ProcessId) -> None:
-        if process.pid not in self._exits:
-            self._exits[process.pid] = asyncio.create_task(self._tell_exit(process))
+        if process not in self._exits:
+            self._exits[process] = asyncio.create_task(self._tell_exit(process))
 
     def note(self, event: Event) -> None:
         """Count the steps, and the ranks that came to their end or back; keep what a later start may continue from."""
@@ -397,9 +405,19 @@ class CommandRun(EndingJob, ABC):
     def _has_ended(self, node: int, code: int) -> None:
         """The command has ended on `node`."""
         if (owned := self._launchers.pop(node, None)) is not None:
-            self._emitter.emit(ProcessExited(role="launcher", exited_pid=owned.process.pid, exit=code))
+            ended = ProcessExited(role="launcher", exited_pid=owned.process.pid, exit=code)
+            self._emitter.of_host(owned.process.host).emit(ended)
         self._codes.setdefault(node, code)
-        if self._codes.keys() >= self._logs.keys():
+        self._see_whether_over()
+
+    def _lose_sight(self, node: int) -> None:
+        """How the command ends on `node` will not be known."""
+        self._launchers.pop(node, None)
+        self._unobserved.add(node)
+        self._see_whether_over()
+
+    def _see_whether_over(self) -> None:
+        if self._codes.keys() | self._unobserved >= self._logs.keys():
             self._are_over.set()
 
     async def _wait_for_end(self) -> None:
@@ -416,6 +434,8 @@ class CommandRun(EndingJob, ABC):
             ranks = sorted({rank for one in left if (rank := self._attempts.rank_of(one)) is not None})
             pids = tuple(sorted(one.pid for one in left))
             self._emitter.emit(OrphansEnded(num_processes=len(left), ranks=tuple(ranks), pids=pids))
+        if not self._is_stopping and (pids := await self._kill_elsewhere()):
+            self._emitter.emit(OrphansEnded(num_processes=len(pids), ranks=(), pids=pids))
         await self._control.drained(FAREWELL_SECONDS)
         if self._outcome.done():
             return
@@ -423,8 +443,16 @@ class CommandRun(EndingJob, ABC):
             await asyncio.wait(exits, timeout=FAREWELL_SECONDS)
         if self._outcome.done():
             return
+        if not self._codes:
+            self._fail(job_failed(Reason("command_unobserved")))
+            return
         node, code = deciding_end(self._codes)
         if code == 0:
+            self._end_well(node)
+            return
+        if self._tells_of_killed(code) and self._attempts.has_completed():
+            told = "all ranks of the newest attempt have completed: that code is of processes that were killed before"
+            self._emitter.emit(Warned(message=f"the command ended with {exit_text(code)}, and {told}"))
             self._end_well(node)
             return
         where = f" on node {node}" if len(self._logs) > 1 else ""
@@ -443,6 +471,10 @@ class CommandRun(EndingJob, ABC):
         reason = failure_reason(ended, cause, self._logs[node].name, log.last_words(), printed)
         failed = job_failed(Reason("command_failed", sentence=f"{reason}{self._hint(node)}"))
         self._fail(JobFailed(**failed.given(), exit=code, cause=None if cause is None else to_json(cause)))
+
+    def _tells_of_killed(self, code: int) -> bool:
+        """Whether the command ends with that code also where others have gone on without those that were killed."""
+        return False
 
     def _end_well(self, node: int) -> None:
         """The command has ended with exit code 0: it completed, unless none of its ranks did."""
@@ -491,8 +523,8 @@ class CommandRun(EndingJob, ABC):
 
     async def _tell_exit(self, process: ProcessId) -> None:
         """Wait for its end."""
-        code = await exit_of(process)
-        self._exits.pop(process.pid, None)
+        code = await self._table.exit(process)
+        self._exits.pop(process, None)
         self._act(self._attempts.end(process, code))
 
     def _tell_culprits(self) -> None:
@@ -513,22 +545,38 @@ class CommandRun(EndingJob, ABC):
         self._is_stopping = True
         self._finish("stopped")
         clock = asyncio.get_running_loop()
-        launchers = [owned.process for owned in self._launchers.values() if owned.process.is_running()]
+        launchers = self._running_launchers()
         stopping = Stopping(STOP_TIMEOUT_SECONDS, has_launchers=bool(launchers))
-        while (act := stopping.act(clock.time(), has_processes=bool(self._own_processes()))) != "over":
+        while (act := stopping.act(clock.time(), has_processes=self._has_processes())) != "over":
             if act == "ask":
                 for process in launchers:
-                    process.signal(signal.SIGTERM)
-                    # A stopped process takes no SIGTERM.
-                    process.signal(signal.SIGCONT)
+                    self._ask_to_end(process)
             elif act == "kill":
                 self._kill_own()
+                await self._kill_elsewhere()
             await asyncio.sleep(SEARCH_POLL_SECONDS)
+        await self._kill_elsewhere()
         await self._bury()
         if exits := list(self._exits.values()):
             await asyncio.wait(exits, timeout=STOP_TIMEOUT_SECONDS)
         for task in exits:
             task.cancel()
+
+    def _running_launchers(self) -> list[ProcessId]:
+        launchers = (owned.process for owned in self._launchers.values())
+        return [process for process in launchers if self._table.is_running(process)]
+
+    def _has_processes(self) -> bool:
+        return bool(self._own_processes() or self._running_launchers())
+
+    def _ask_to_end(self, launcher: ProcessId) -> None:
+        launcher.signal(signal.SIGTERM)
+        # A stopped process takes no SIGTERM.
+        launcher.signal(signal.SIGCONT)
+
+    async def _kill_elsewhere(self) -> tuple[int, ...]:
+        """SIGKILL to all that it has started on other hosts; returns the pids of what there was."""
+        return ()
 
     @abstractmethod
     async def _bury(self) -> None:

@@ -36,7 +36,9 @@ def node_environment(job: CommandConfig, node: int, addresses: Mapping[str, str]
     """What tells the launcher that is started on `node` of its place among all; they meet at `port` of node 0.
 
     `addresses` are those of the nodes (`node-0`). torchrun takes the defaults of its options from variables of the
-    names PET_OPTION (torch 2.11-2.13, `torch/distributed/argparse_util.py`). On one node all others are its own.
+    names PET_OPTION (torch 2.11-2.13, `torch/distributed/argparse_util.py`). Other launchers and plain scripts read
+    NODE_RANK, NNODES, MASTER_ADDR and MASTER_PORT: their process groups meet at the next port, since torchrun's store
+    listens at the first. On one node none of this is set.
     """
     own = {
         NODE_VARIABLE: str(node),
@@ -46,6 +48,11 @@ def node_environment(job: CommandConfig, node: int, addresses: Mapping[str, str]
     }
     if job.nodes > 1:
         own |= {
+            # For a script that no launcher starts.
+            "NODE_RANK": str(node),
+            "NNODES": str(job.nodes),
+            "MASTER_ADDR": addresses["node-0"],
+            "MASTER_PORT": str(port + 1),
             "PET_NODE_RANK": str(node),
             "PET_MASTER_ADDR": addresses["node-0"],
             "PET_MASTER_PORT": str(port),

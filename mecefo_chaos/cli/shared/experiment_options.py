@@ -304,8 +304,11 @@ def _options_of_nodes() -> list[GroupedOption]:
         _option(
             NODES,
             "--backend",
+            "--engine",
+            "backend",
             type=AnyBackendName(),
-            help="What a node is: a process group on this machine (local), or a container. Default: local.",
+            help="What a node is: a process group here (local), a container (docker), a host (slurm, ssh). "
+            "Default: local; slurm in an allocation of several hosts; ssh with --hosts.",
         ),
         *(
             _option(NODES, option.flag, type=types.get(option.type), metavar=option.metavar, help=option.help)

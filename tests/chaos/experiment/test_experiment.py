@@ -122,7 +122,7 @@ class TestRefusals:
             ("seed: 7", "seed: -7", 2, "seed", "must be at least 0, not -7", None),
             ("seed: 7", "seed: seven", 2, "seed", "must be a whole number, not 'seven'", None),
             ("seed: 7", "twin: yes", 2, "twin", "must be true or false, not 'yes'", None),
-            ("seed: 7", "backend: podman", 2, "backend", "must be 'local' or 'docker', not 'podman'", None),
+            ("seed: 7", "backend: podman", 2, "backend", "'docker', 'slurm' or 'ssh', not 'podman'", None),
             ("seed: 7", "containers: {cpus: 2}", 2, "containers.cpus", "add backend: docker", None),
             ("name: node-loss-midrun", "name: 3", 1, "name", "must be text, not 3", None),
             ("name: node-loss-midrun", "name: ''", 1, "name", "must be a text that is not empty", None),
@@ -487,7 +487,7 @@ class TestSchema:
     def test_describes_every_key_that_is_read(self):
         schema = json_schema(**KNOWN)
         assert json.loads(json.dumps(schema)) == schema
-        assert set(schema["properties"]) == {*Experiment.model_fields, "containers"} - {"backend_settings"}
+        assert set(schema["properties"]) == {*Experiment.model_fields, "containers", "ssh"} - {"backend_settings"}
         assert schema["required"] == ["name"]
         job = schema["$defs"]["Job"]
         assert set(job["properties"]) == set(Job.model_fields)

@@ -35,7 +35,7 @@ RECORD = {"rule": 42}
 PROCESS = OwnedProcess("rank", ProcessId(2_000_000_000, 1), rank=2, node=1)
 
 
-def create_fault(trace, *, failing=None, error=None, lasting=False, verify_seconds=0.0):
+def create_fault(trace, *, failing=None, error=None, lasting=False, verify_seconds=0.0, shows_when_released=False):
     """A kind of fault that notes its acts in `trace`; the act called `failing` raises `error`."""
 
     def note(act):
@@ -51,6 +51,7 @@ def create_fault(trace, *, failing=None, error=None, lasting=False, verify_secon
 
         def prepare(self, target, context):
             note("prepare")
+            self.shows_when_released = shows_when_released
             return Act((PROCESS,), RECORD)
 
         async def apply(self, act, context):
@@ -167,6 +168,13 @@ class NotingLedger(Ledger):
     def _write(self, incident, fault, state, record):
         super()._write(incident, fault, state, record)
         self._trace.append(state)
+
+
+def test_a_fault_may_learn_where_it_acts_that_its_effect_shows_only_when_ranks_continue(tmp_path):
+    stage = Stage(tmp_path, shows_when_released=True)
+    stage.play(lambda: stage.arrive(2))
+    assert stage.trace[4:8] == ["injected", "release 2", "released", "applied"]
+    assert stage.trace[-4:] == ["verified", "undo", "struck", "undone"]
 
 
 def test_the_order_of_acts(tmp_path):

@@ -306,6 +306,14 @@ def test_a_target_is_divided_among_the_hosts():
         return [(executor.host, part) for executor, part in hosts.parts(target)]
 
     assert parts(ResolvedTarget((0, 1), (0,))) == [("alpha", ResolvedTarget((0, 1), (0,)))]
+    assert parts(ResolvedTarget((0, 1, 2, 3), (0, 1))) == [
+        ("alpha", ResolvedTarget((0, 1), (0,))),
+        ("beta", ResolvedTarget((2, 3), (1,))),
+    ]
+    assert parts(ResolvedTarget((0,), (0, 1))) == [
+        ("alpha", ResolvedTarget((0,), (0,))),
+        ("beta", ResolvedTarget((), (1,))),
+    ], "a node without a rank of its own has a launcher"
     link = ResolvedTarget((1, 2), links=((1, 2),))
     assert parts(link) == [
         ("alpha", ResolvedTarget((1,), links=((1, 2),))),

@@ -47,3 +47,9 @@ def test_what_an_experiment_offers():
         ({"links", "checkpoints", "checkpoint-phase", "data-workers"}, {"backend": "docker", "job": command}),
     ):
         assert capabilities_of(Experiment(name="offers", **settings)) == offered
+
+
+def test_links_that_are_connections_are_links(monkeypatch):
+    experiment = Experiment(name="offers")
+    monkeypatch.setattr(type(experiment.nodes_on), "links_are_connections", True)
+    assert "links" in capabilities_of(experiment)

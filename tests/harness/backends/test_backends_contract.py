@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -29,6 +31,8 @@ pytestmark = pytest.mark.unit
 # Those that are installed beside ours, too.
 NAMES = tuple(sorted({*backends(), "pinned"}, key=lambda name: (name != DEFAULT_BACKEND, name)))
 JOBS = {"built-in": {"steps": 5}, "command": {"runtime": "command", "command": ["true"]}}
+# What a backend needs to be told before it can be made.
+SETTINGS = {"ssh": {"ssh": {"hosts": ["host-0"]}}}
 
 
 @pytest.fixture(autouse=True)
@@ -72,8 +76,13 @@ def test_an_experiment_on_it_is_written_and_read_again(name, job):
 
 @pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
 @pytest.mark.parametrize("name", NAMES)
-def test_it_is_made_for_both_kinds_of_job_and_starts_nothing_then(name, job, tmp_path):
-    experiment = from_mapping({"name": "n", "backend": name, "job": job})
+def test_it_is_made_for_the_jobs_that_it_does_not_refuse_and_starts_nothing_then(name, job, tmp_path, monkeypatch):
+    pretend_allocation(tmp_path, monkeypatch)
+    experiment = from_mapping({"name": "n", "backend": name, "job": job, **SETTINGS.get(name, {})})
+    if kind_of(backends()[name]).spans_hosts and "runtime" not in job:
+        with pytest.raises(EnvironmentFailure, match="the built-in job runs on one machine"):
+            kind_of(experiment.nodes_on).require(experiment, io.StringIO())
+        return
     prepared, control = prepare_anywhere(experiment), ControlServer(lambda event: None)
     emitter = Emitter(lambda event: None, "conductor")
     setup = BackendSetup(
@@ -82,6 +91,17 @@ def test_it_is_made_for_both_kinds_of_job_and_starts_nothing_then(name, job, tmp
     backend = kind_of(experiment.nodes_on).backend(setup)
     assert list(backend.jobs) == []
     assert {type(value) for value in (backend.may_outlive, backend.can_run_beside)} == {bool}
+
+
+def pretend_allocation(folder, monkeypatch):
+    """As in a Slurm allocation of one host."""
+    scontrol = folder / "bin/scontrol"
+    scontrol.parent.mkdir()
+    scontrol.write_text("#!/bin/sh\necho host-0\n")
+    scontrol.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{scontrol.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "host-0")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -139,6 +159,7 @@ def test_its_options_are_those_of_the_command_line():
         option.name: (one.settings_key, key) for one in backends().values() for key, option in one.options.items()
     }
     assert options == {
+        "hosts": ("ssh", "hosts"),
         "image": ("containers", "image"),
         "node_cpus": ("containers", "cpus"),
         "node_memory": ("containers", "memory"),

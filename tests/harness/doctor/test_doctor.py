@@ -60,10 +60,9 @@ def test_what_only_docker_needs_does_not_stop_a_local_run(healthy, capsys):
     assert run_cli(["doctor"]) == 0
     said = capsys.readouterr().out
     assert "missing  engine" in said and "do:  start it" in said
-    assert said.splitlines()[-2:] == [
-        "--backend docker cannot run here: see engine",
-        "--backend local has all that it needs",
-    ]
+    assert {"--backend docker cannot run here: see engine", "--backend local has all that it needs"} <= {
+        *said.splitlines()
+    }
 
 
 def test_what_docker_needs_stops_docker(healthy, capsys):
@@ -89,7 +88,7 @@ def test_a_command_to_be_copied_is_not_broken(monkeypatch, capsys):
 
 
 def test_nonsense_is_refused(capsys):
-    assert run_cli(["doctor", "--backend", "slurm"]) == 4
+    assert run_cli(["doctor", "--backend", "nomad"]) == 4
     assert run_cli(["doctor", "unasked"]) == 4
 
 

@@ -167,8 +167,8 @@ def test_the_documentation_names_every_metric_with_its_type_and_labels():
             suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
             labels = set().union(*(sample.labels for sample in family.samples)) - {"le"} - common
             found[family.name + suffix] = (family.type, labels)
-    # Only of a rank on a GPU.
-    assert known.keys() - found.keys() == {"training_rank_device_memory_bytes"}
+    # Only of a rank on a GPU, and of a job over several hosts.
+    assert known.keys() - found.keys() == {"training_rank_device_memory_bytes", "training_host_observed"}
     assert found == {name: known[name] for name in found}
 
 

@@ -15,6 +15,7 @@ from harness.backends.command.attempts import (
     Stopping,
 )
 from harness.backends.command.launches import Launch
+from mecefo_runtime.system.host import Host
 from mecefo_runtime.system.process import ProcessId
 
 pytestmark = pytest.mark.unit
@@ -261,6 +262,39 @@ def test_a_launcher_blames_by_a_pid_that_may_be_of_an_earlier_attempt():
     job.end(1, 1)
     job.report(2, 2)
     assert (job.attempts.blamed(0, 1), job.attempts.blamed(0, 2), job.attempts.blamed(1, 1)) == (2, 2, None)
+
+
+def of_host(host, rank, number=1):
+    """A rank of a launcher that counts all hosts as one node, such as `srun --output`: its pid there says little."""
+    return Hello(
+        owned=OwnedProcess("rank", ProcessId(NOBODY + number, 1, Host(host, f"boot of {host}")), rank=rank, node=0),
+        rank=rank,
+        start_count=1,
+        world_size=NUM_RANKS,
+        ancestors=(),
+        blamed_as=(0, number),
+    )
+
+
+def test_one_pid_on_two_hosts_blames_nobody():
+    attempts = Attempts()
+    attempts.report(of_host("beta", 0))
+    assert attempts.blamed(0, 1) == 0
+    attempts.report(of_host("gamma", 1))
+    attempts.report(of_host("gamma", 2, number=2))
+    assert (attempts.blamed(0, 1), attempts.blamed(0, 2)) == (None, 2)
+    # Nor once one of them reports again.
+    attempts.report(of_host("beta", 0))
+    assert attempts.blamed(0, 1) is None
+
+
+def test_the_end_of_a_process_is_not_that_of_its_namesake_on_another_host():
+    attempts = Attempts()
+    beta, gamma = of_host("beta", 0), of_host("gamma", 1)
+    for hello in (beta, gamma):
+        attempts.report(hello)
+    assert {one.rank for one in attempts.end(beta.owned.process, -9) if isinstance(one, RankEnded)} == {0}
+    assert list(attempts.running()) == [gamma.owned.process]
 
 
 @given(

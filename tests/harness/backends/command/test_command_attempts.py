@@ -50,7 +50,7 @@ class Ranks:
         return process
 
     async def ended(self, process: ProcessId) -> None:
-        if (task := self.run._exits.get(process.pid)) is not None:
+        if (task := self.run._exits.get(process)) is not None:
             await asyncio.wait({task})
 
     def train(self, process: ProcessId, rank, attempt=1, world_size=2, **more) -> int:
@@ -58,10 +58,11 @@ class Ranks:
         return self.run.on_agent(hello, process)
 
     async def end(self) -> None:
+        exits = {process.pid: task for process, task in self.run._exits.items()}
         for child in self._children:
             child.stdin.close()
             # Its parent asks after it when the run has seen its end.
-            if (task := self.run._exits.get(child.pid)) is not None:
+            if (task := exits.get(child.pid)) is not None:
                 await asyncio.wait({task})
             child.wait()
 

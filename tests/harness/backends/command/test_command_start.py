@@ -39,6 +39,18 @@ def test_what_the_command_says_itself_counts(monkeypatch):
     assert (options.nnodes, options.rdzv_backend, options.master_port) == ("1:2", "static", 1234)
 
 
+def test_other_launchers_and_plain_scripts_get_their_place_by_the_usual_variables():
+    job = CommandConfig(("sh", "-c", "RANK=$NODE_RANK python train.py"), nodes=2, environment={"NNODES": "3"})
+    environment = node_environment(job, 1, ADDRESSES, 29400)
+    assert {name: environment[name] for name in ("NODE_RANK", "NNODES", "MASTER_ADDR", "MASTER_PORT")} == {
+        "NODE_RANK": "1",
+        "NNODES": "3",
+        "MASTER_ADDR": "10.96.0.16",
+        "MASTER_PORT": "29401",
+    }, "torchrun's own store listens on 29400; what the job sets counts"
+    assert "NODE_RANK" not in node_environment(CommandConfig(("torchrun",)), 0, ADDRESSES, 29400)
+
+
 def test_on_one_node_torchrun_chooses_how_its_ranks_meet(monkeypatch):
     environment = node_environment(CommandConfig(("torchrun",), gpus_per_node=2), 0, ADDRESSES, 29400)
     options = options_of(monkeypatch, environment)

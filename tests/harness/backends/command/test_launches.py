@@ -3,6 +3,7 @@
 import pytest
 
 from harness.backends.command.launches import Launch, Launches
+from harness.node.process_table import ProcessTable
 from mecefo_runtime.system.process import ProcessId
 
 pytestmark = pytest.mark.unit
@@ -151,7 +152,7 @@ def test_alone_with_rank_and_without_a_local_one_it_is_a_rank_when_it_says_so_or
 
 def test_whom_rank_alone_does_not_tell():
     environment = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
-    found = Launch.of(process(1), environment, 0.0)
+    found = Launch.of(process(1), environment, ProcessTable(), 0.0)
     assert found is not None and (found.rank, found.world_size, found.is_placed) == (1, 2, True)
     for changed in ({"REPLICA_GROUP_ID": "0"}, {"TORCHFT_LIGHTHOUSE": "http://x"}, {"RANK": "first"}, {"RANK": ""}):
-        assert Launch.of(process(1), {**environment, **changed}, 0.0) is None
+        assert Launch.of(process(1), {**environment, **changed}, ProcessTable(), 0.0) is None

@@ -251,6 +251,25 @@ JOBS = [
     write(
         "--backend local", f"{KILL} --backend docker --reset x -- {OWN}", f"{KILL} --backend local --reset x -- {OWN}"
     ),
+    write(
+        "--backend local",
+        f"{NODE} --backend slurm",
+        f"{NODE} --backend local",
+        "--backend slurm runs a command of your own over its Slurm hosts; the built-in job runs on one machine: add "
+        "-- COMMAND, or choose --backend local",
+    ),
+    write(
+        "--hosts",
+        f"{KILL} --backend ssh -- {OWN}",
+        f"{KILL} --backend ssh --hosts a,b -- {OWN}",
+        "--backend ssh needs hosts: name them with --hosts",
+    ),
+    leave_out(
+        "--nodes",
+        f"{KILL} --hosts a,b --nodes 3 -- {OWN}",
+        f"{KILL} --hosts a,b -- {OWN}",
+        "3 nodes are on 2 hosts: each host is one node; leave --nodes out",
+    ),
     leave_out("--network", "run drop-link --at step=5 --network loopback", "run drop-link --at step=5"),
     write(
         "--node-memory",
@@ -597,6 +616,7 @@ EXCEPTIONS = {
     "mecefo_chaos/cli/doctor.py": "says what there is, and advises nothing",
     "harness/store/sentences.py": "reads sentences of logs, and shows none",
     "systemd-run --user": "the options of systemd-run",
+    "squeue --noheader": "a command of Slurm that is run",
     "have not: choose another {setting('backend')}": "said only of a backend of another package",
     "--param {": "the name of a place in a command line",
     "torchrun --standalone --nproc-per-node 2 train.py": "an example of the schema",
@@ -604,5 +624,6 @@ EXCEPTIONS = {
 }
 # Options that a message names without advising them: part of the message, option, and why.
 ONLY_NAMED = {
+    ("needs hosts: name them with", "--backend"): "the backend that needs what is advised",
     ("it has no meaning with --strategies", "--strategies"): "the option that makes the other one meaningless",
 }

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from harness.backends import exits
-from harness.backends.exits import exit_of
+from harness.node import exits
+from harness.node.exits import exit_of
 from mecefo_runtime.system.process import ProcessId
 
 pytestmark = pytest.mark.unit

@@ -45,6 +45,15 @@ def environment_of(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
+def store_of(processes: Collection[ProcessId]) -> ProcessId | None:
+    """Which of a job's `processes` has its store: who listens on their MASTER_PORT; None where none does."""
+    ports = {environment_of(process.local_pid).get("MASTER_PORT", "") for process in processes} - {"", "0"}
+    for port in sorted(port for port in ports if port.isdecimal()):
+        if (process := listener_on(int(port), processes)) is not None:
+            return process
+    return None
+
+
 def listener_on(port: int, processes: Collection[ProcessId]) -> ProcessId | None:
     """Which of `processes` listens on the TCP port; None when none of them does."""
     for process in processes:

@@ -11,7 +11,7 @@ import uuid
 import pytest
 
 from chaos.host.run_processes import RUN_VARIABLE
-from harness.backends.command.processes_by_env import environment_of, listener_on, processes_of_run, session_processes
+from harness.node.processes_by_env import environment_of, listener_on, processes_of_run, session_processes
 from mecefo_runtime.system.process import ProcessId
 
 pytestmark = pytest.mark.unit
