@@ -172,11 +172,13 @@ class Serving:
 class KnownProcesses:
     """The processes of a run on this host, from the events of the job; each must bear the run's mark.
 
-    Processes of other hosts are left out. An event that names no host is of `run_host`.
+    Processes of other hosts are left out. An event that names no host is of `run_host`. `places` are the hosts of the
+    newest process of each rank, also of those elsewhere.
     """
 
     def __init__(self, run_host: Host) -> None:
         self.run_host = run_host
+        self.places: dict[int, Host] = {}
         self._owned: dict[tuple[str, int | None, int | None], OwnedProcess] = {}
 
     def feed(self, event: Event) -> None:
@@ -188,14 +190,22 @@ class KnownProcesses:
         except ValueError:
             return
         role: Role | None = next((role for role in get_args(Role) if role == getattr(record, "role", "")), None)
-        host = self.run_host if event.host is None else event.host
-        if not isinstance(record, ProcessStarted) or role is None or not host.is_here:
+        host = self.host_of(event)
+        if not isinstance(record, ProcessStarted) or role is None:
+            return
+        if record.started_rank is not None:
+            self.places[record.started_rank] = host
+        if not host.is_here:
             return
         if record.started_pid is not None and record.start_ticks is not None:
             node = event.node if record.started_node is None else record.started_node
             # As a number of this host: in the event it may be that of another one.
             process = ProcessId(int(record.started_pid), record.start_ticks, host)
             self._owned[role, record.started_rank, node] = OwnedProcess(role, process, record.started_rank, node)
+
+    def host_of(self, event: Event) -> Host:
+        """The host whose pids an event has."""
+        return self.run_host if event.host is None else event.host
 
     def rank_processes(self, ranks: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
         """See `chaos.faults.base.ProcessHost`."""

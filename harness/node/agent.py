@@ -62,8 +62,7 @@ from harness.node.socket_folder import AGENT_SOCKET, RANK_SOCKET, SocketFolder
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.system.clocks import MOMENT_SUFFIX, this_clock
 from mecefo_runtime.system.events import PID_FIELDS, Event
-from mecefo_runtime.system.host import ForeignPid, Host, this_host
-from mecefo_runtime.system.job_records import ProcessStarted
+from mecefo_runtime.system.host import ForeignPid, this_host
 from mecefo_runtime.system.process import ProcessId
 from mecefo_runtime.system.strangers import BUFFER_BYTES, read_line
 from mecefo_runtime.system.wire import Message, WireError, decode, encode, peer_of
@@ -98,10 +97,8 @@ class NodeAgent(Ground):
         self._leaves = asyncio.Event()
         self._is_lost = False
         self._own_folder: Path | None = None
-        # The host of the newest process of each rank.
-        self._places: dict[int, Host] = {}
-        # Of the pids in events that name no host.
-        self._run_host: Host | None = None
+        # Of the run that is served; it is set before the first event.
+        self._known = KnownProcesses(this_host())
         self._greeting = Greeting(tool_version(), ("", ""), "", os.geteuid(), is_new=True, num_received=0)
 
     async def run(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
@@ -281,18 +278,18 @@ class NodeAgent(Ground):
 
     def processes(self, known: KnownProcesses) -> ProcessHost:
         """See `Ground`."""
-        self._run_host = known.run_host
+        self._known = known
         return HostProcesses(known, self._run, lambda: None if self._attached is None else self._attached.node)
 
     def links(self, processes: ProcessHost, cluster: Cluster | None) -> LinkHost | None:
         """See `Ground`: at the run's own connections."""
 
         def here() -> dict[int, ProcessId]:
-            found = processes.rank_processes(tuple(self._places))
+            found = processes.rank_processes(tuple(self._known.places))
             return {owned.rank: owned.process for owned in found if owned.rank is not None}
 
         def addresses_of(rank: int) -> tuple[str, ...]:
-            host = self._places.get(rank)
+            host = self._known.places.get(rank)
             return () if host is None else self._addresses.get(place_text(host), ())
 
         num_ranks = 0 if cluster is None else cluster.num_ranks
@@ -304,13 +301,10 @@ class NodeAgent(Ground):
         Pids of this host are numbers here, and those of all others are not.
         """
         origin, own = event.origin, this_clock()
-        host = self._run_host if event.host is None else event.host
-        rank = event.fields.get("started_rank")
-        if event.kind == ProcessStarted.KIND and isinstance(rank, int) and host is not None:
-            self._places[rank] = host
+        host = self._known.host_of(event)
 
         def pid_here(number: int) -> int:
-            return int(number) if host is None or host.is_here else ForeignPid(int(number), host)
+            return int(number) if host.is_here else ForeignPid(int(number), host)
 
         raw = origin.raw if origin is not None and origin.clock == own else {}
         fields: dict[str, Any] = {

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from chaos.faults.base import NodeHosts
-from harness.backends.base import BackendSetup, HostExecutor
-from harness.backends.cluster.hosts import HostsOfRun
+from harness.backends.base import BackendSetup
+from harness.backends.cluster.hosts import HostsOfRun, OnHosts
 from harness.backends.command.backend import CommandBackend, LocalCommand
 
 
-class ClusterBackend(CommandBackend):
+class ClusterBackend(OnHosts, CommandBackend):
     """The command runs on this host, and its ranks on `hosts`, each of which is a node."""
 
     def __init__(self, run: BackendSetup, hosts: HostsOfRun) -> None:
@@ -20,23 +18,9 @@ class ClusterBackend(CommandBackend):
         self._hosts = hosts
 
     @property
-    def executors(self) -> Sequence[HostExecutor]:
-        """See `Backend`."""
-        return self._hosts.agents
-
-    @property
-    def hosts(self) -> NodeHosts:
+    def hosts(self) -> HostsOfRun:
         """See `Backend`."""
         return self._hosts
-
-    @property
-    def reach(self) -> tuple[Sequence[str], str] | None:
-        """See `Backend`."""
-        return self._hosts.reach
-
-    def host_of(self, node: int) -> str | None:
-        """See `Backend`."""
-        return None if node == self._hosts.own else self._hosts.host_of(node)
 
     async def open(self) -> None:
         """Start the agents."""
@@ -66,10 +50,9 @@ class ClusterCommand(LocalCommand):
 
     def __init__(self, hosts: HostsOfRun, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._table = hosts.table
-        hosts.ranks = lambda: self._attempts.ranks
-        self.links = hosts.links(self._job)
         self._cluster = hosts
+        self._table = hosts.table
+        self.links = hosts.attend(self._job, lambda: self._attempts.ranks)
 
     def _tells_of_killed(self, code: int) -> bool:
         """Of srun (22.05, 24.11): the largest exit code of all tasks, so that of a launcher that was killed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
 from chaos.errors import EnvironmentFailure
@@ -11,7 +12,7 @@ from chaos.experiment.command_job import CommandConfig
 from chaos.faults.base import OwnedProcess
 from chaos.host.run_processes import RUN_VARIABLE
 from chaos.injection.stream import Open
-from harness.backends.base import BackendSetup, checkpoint_folders
+from harness.backends.base import BackendSetup, HostExecutor, OnThisHost, checkpoint_folders
 from harness.backends.cluster.engine import Engine, is_same_host
 from harness.backends.cluster.host_agent import HostAgent, RunOfHosts
 from harness.network.connection_links import ConnectionLinks
@@ -43,7 +44,7 @@ class HostsOfRun:
         # Of each host, by its name and boot.
         self._addresses: dict[str, tuple[str, ...]] = {}
         # The newest process of each rank of the job that runs.
-        self.ranks: Callable[[], Mapping[int, OwnedProcess]] = dict
+        self._ranks: Callable[[], Mapping[int, OwnedProcess]] = dict
         self.on_command_lost: Callable[[ProcessId], None] = lambda process: None
         self.on_command_ended: Callable[[ProcessId, int], None] = lambda process, code: None
 
@@ -95,19 +96,23 @@ class HostsOfRun:
         for agent in self.agents:
             agent.tell(Addresses(self._addresses))
 
-    def links(self, job: CommandConfig) -> ConnectionLinks:
-        """The links between this host and the others, at this end of them."""
+    def attend(self, job: CommandConfig, ranks: Callable[[], Mapping[int, OwnedProcess]]) -> ConnectionLinks:
+        """`job` begins, and `ranks` gives the newest process of each of its ranks.
+
+        Returns the links between this host and the others, at this end of them.
+        """
+        self._ranks = ranks
 
         def here() -> dict[int, ProcessId]:
-            return {rank: owned.process for rank, owned in self.ranks().items() if owned.process.is_here}
+            return {rank: owned.process for rank, owned in ranks().items() if owned.process.is_here}
 
         def addresses_of(rank: int) -> tuple[str, ...]:
-            owned = self.ranks().get(rank)
+            owned = ranks().get(rank)
             return () if owned is None else self._addresses.get(place_text(owned.process.host), ())
 
-        ranks = range(job.cluster().num_ranks)
+        numbers = range(job.cluster().num_ranks)
         run = os.environ[RUN_VARIABLE]
-        return ConnectionLinks(run, ranks=ranks, here=here, processes=here, addresses=addresses_of)
+        return ConnectionLinks(run, ranks=numbers, here=here, processes=here, addresses=addresses_of)
 
     def _opening(self, run_id: str) -> Open:
         job = self._setup.job
@@ -139,8 +144,8 @@ class HostsOfRun:
         return next((agent for agent in self.agents if agent.node == node), None)
 
     def name_of(self, node: int) -> str:
-        """See `chaos.faults.base.NodeHosts`."""
-        return self.host_of(node)
+        """See `chaos.faults.base.NodeHosts`; a node beyond the last host is on that one."""
+        return self.hosts[min(node, len(self.hosts) - 1)]
 
     def silent_seconds(self, node: int) -> float | None:
         """See `chaos.faults.base.NodeHosts`."""
@@ -149,11 +154,7 @@ class HostsOfRun:
 
     def processes_on(self, nodes: tuple[int, ...]) -> tuple[OwnedProcess, ...]:
         """See `chaos.faults.base.NodeHosts`."""
-        return tuple(owned for owned in self.ranks().values() if owned.node in nodes)
-
-    def host_of(self, node: int) -> str:
-        """The name of a node's host; a node beyond the last host is on that one."""
-        return self.hosts[min(node, len(self.hosts) - 1)]
+        return tuple(owned for owned in self._ranks().values() if owned.node in nodes)
 
     async def end_processes(self) -> tuple[int, ...]:
         """End all processes of the job on the hosts with agents; returns the pids of those that had to be ended."""
@@ -164,3 +165,26 @@ class HostsOfRun:
         """Nobody reports on this host any more."""
         if self._sockets is not None:
             self._sockets.remove()
+
+
+class OnHosts(OnThisHost, ABC):
+    """What a backend says of `hosts`, each of which is a node."""
+
+    @property
+    @abstractmethod
+    def hosts(self) -> HostsOfRun:
+        """See `Backend`."""
+
+    @property
+    def executors(self) -> Sequence[HostExecutor]:
+        """See `Backend`."""
+        return self.hosts.agents
+
+    @property
+    def reach(self) -> tuple[Sequence[str], str] | None:
+        """See `Backend`."""
+        return self.hosts.reach
+
+    def host_of(self, node: int) -> str | None:
+        """See `Backend`."""
+        return None if node == self.hosts.own else self.hosts.name_of(node)

@@ -7,16 +7,14 @@ import os
 import random
 import re
 import signal
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from chaos.errors import EnvironmentFailure
-from chaos.faults.base import NodeHosts
 from chaos.host import inherited
 from chaos.host.run_processes import RUN_VARIABLE
-from harness.backends.base import HostExecutor
-from harness.backends.cluster.hosts import HostsOfRun
+from harness.backends.cluster.hosts import HostsOfRun, OnHosts
 from harness.backends.command.on_nodes import CommandOnNodes
 from harness.backends.command.start import with_site
 from harness.backends.nodes import JobsOnNodes, Nodes, NodesListener
@@ -91,7 +89,7 @@ class HostNodes(Nodes):
 
     def address_of(self, node: int) -> str:
         """See `Nodes`: the name by which the user knows the host, without that of a user."""
-        return self.hosts.host_of(node).rpartition("@")[2]
+        return self.hosts.name_of(node).rpartition("@")[2]
 
     def meeting_port(self) -> int:
         """See `Nodes`."""
@@ -109,8 +107,7 @@ class CommandOnHosts(CommandOnNodes):
         super().__init__(nodes, *arguments)
         self._cluster = nodes.hosts
         self._table = nodes.hosts.table
-        nodes.hosts.ranks = lambda: self._attempts.ranks
-        self.links = nodes.hosts.links(self._job)
+        self.links = nodes.hosts.attend(self._job, lambda: self._attempts.ranks)
 
     def _ask_to_end(self, launcher: ProcessId) -> None:
         if launcher.is_here:
@@ -122,28 +119,13 @@ class CommandOnHosts(CommandOnNodes):
         return await self._cluster.end_processes()
 
 
-class JobsOnHosts(JobsOnNodes):
+class JobsOnHosts(OnHosts, JobsOnNodes):
     """The backend of a command that is started on each host; see `Backend`."""
 
     _nodes: HostNodes
     _command: ClassVar[type[CommandOnNodes]] = CommandOnHosts
 
     @property
-    def executors(self) -> Sequence[HostExecutor]:
-        """See `Backend`."""
-        return self._nodes.hosts.agents
-
-    @property
-    def hosts(self) -> NodeHosts:
+    def hosts(self) -> HostsOfRun:
         """See `Backend`."""
         return self._nodes.hosts
-
-    @property
-    def reach(self) -> tuple[Sequence[str], str] | None:
-        """See `Backend`."""
-        return self._nodes.hosts.reach
-
-    def host_of(self, node: int) -> str | None:
-        """See `Backend`."""
-        hosts = self._nodes.hosts
-        return None if node == hosts.own else hosts.host_of(node)

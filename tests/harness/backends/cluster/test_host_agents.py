@@ -363,7 +363,7 @@ def test_each_host_but_the_own_one_has_an_agent(folder, monkeypatch):
             await hosts.open()
             assert (hosts.own, [agent.host for agent in hosts.agents]) == (1, ["beta", "gamma"])
             assert hosts.agent_of(1) is None and hosts.agent_of(2) is hosts.agents[1]
-            assert [hosts.host_of(node) for node in (0, 1, 2, 7)] == ["beta", own, "gamma", "gamma"]
+            assert [hosts.name_of(node) for node in (0, 1, 2, 7)] == ["beta", own, "gamma", "gamma"]
             assert hosts.reach == (["beta", "gamma"], "fake:1")
             socket = hosts.address.removeprefix(UNIX)
             assert Path(socket).is_socket() and Path(socket).parent.name == f"chaos-{engine.run}"
