@@ -135,8 +135,9 @@ def _examine_machine(
             _check_data(experiment.job.data, experiment.job.sequence_length)
     if job is None:
         return warnings
-    with _collecting(problems):
-        warnings += _check_machine(job, experiment, node)
+    if not experiment.nodes_on.spans_hosts:
+        with _collecting(problems):
+            warnings += _check_machine(job, experiment, node)
     if job.checkpoint is not None and job.checkpoint.folder:
         with _collecting(problems):
             _check_checkpoint_folder(Path(job.checkpoint.folder))

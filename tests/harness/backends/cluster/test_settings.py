@@ -1,6 +1,7 @@
 """How an experiment names hosts, and what it is where it does not: `hosts_of`, the implied backend, the shape."""
 
 import io
+import sys
 
 import pytest
 
@@ -8,6 +9,7 @@ from chaos.errors import EnvironmentFailure, UsageError
 from chaos.experiment.reading import from_mapping, from_options
 from harness.backends.base import kind_of
 from harness.backends.cluster.settings import hosts_of
+from harness.run.preparation import prepare
 
 pytestmark = pytest.mark.unit
 
@@ -209,6 +211,16 @@ def test_another_number_of_nodes_than_hosts_is_refused():
     job = {"runtime": "command", "command": TORCHRUN, "nodes": 3}
     with pytest.raises(UsageError, match="3 nodes are on 2 hosts"):
         require(from_mapping({"name": "n", "job": job, "ssh": {"hosts": ["a", "b"]}}))
+
+
+def test_the_ranks_of_other_hosts_do_not_count_against_this_machine(monkeypatch):
+    # No machine holds the 1024 ranks that a job has at most.
+    monkeypatch.setattr("harness.run.preparation._MIN_RANK_BYTES", 2**50)
+    job = {"runtime": "command", "command": [sys.executable, "-c", "pass"], "nodes": 128, "gpus_per_node": 8}
+    with pytest.raises(UsageError, match="1024 ranks take"):
+        prepare(from_mapping({"name": "n", "backend": "local", "job": job}))
+    hosts = [f"node{number}" for number in range(128)]
+    assert prepare(from_mapping({"name": "n", "job": job, "ssh": {"hosts": hosts}})).warnings == ()
 
 
 def test_what_has_all_that_it_needs_is_not_refused(allocation):
