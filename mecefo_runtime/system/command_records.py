@@ -31,13 +31,129 @@ class TrainingEntered(Record, kind="training_entered", emitted_by="rank"):
 
     parameters: str = ""
     """A digest of the bits of the parameters that this rank trains."""
+    buffers: str = omitted_if("")
+    """A digest of the bits of the buffers of its model; missing where there is none, or it was not taken."""
+    optimizer: str = omitted_if("")
+    """A digest of the bits of the optimizer's state without its counts; missing where there is none."""
+    optimizer_steps: int | None = omitted_if(None)
+    """The optimizer's own count of steps; missing where it keeps none."""
+    scaler: str = omitted_if("")
+    """Scale and growth tracker of the GradScaler, as text; missing where none is enabled."""
+    rates: tuple[float, ...] = omitted_if(())
+    """The learning rate of each parameter group, of all optimizers in the order in which they were made."""
+    groups: str = omitted_if("")
+    """The other settings of the parameter groups (weight decay, betas, ...), as JSON."""
+    is_whole: bool = omitted_if(False)
+    """Whether all of these were looked at: then what is missing is not there. Before, only the parameters were."""
 
 
 class CheckpointBegun(Record, kind="checkpoint_begun", emitted_by="rank"):
-    """Of a command: something is about to be saved after `step`; no byte is written yet."""
+    """Of a command: something is about to be saved after `step`; no byte is written yet.
+
+    Its digests are of the state of this rank at that moment, unless they would take too much of the training's time.
+    """
 
     parameters: str = omitted_if("")
-    """A digest of the bits of the parameters, unless that would take too much of the training's time."""
+    """As in `training_entered`."""
+    buffers: str = omitted_if("")
+    """As in `training_entered`."""
+    optimizer: str = omitted_if("")
+    """As in `training_entered`."""
+    optimizer_steps: int | None = omitted_if(None)
+    """As in `training_entered`."""
+    scaler: str = omitted_if("")
+    """As in `training_entered`."""
+    rates: tuple[float, ...] = omitted_if(())
+    """As in `training_entered`."""
+    groups: str = omitted_if("")
+    """As in `training_entered`."""
+    is_whole: bool = omitted_if(False)
+    """As in `training_entered`."""
+    path: str | None = omitted_if(None)
+    """The file or folder that is saved first, where it is known."""
+    is_asynchronous: bool = omitted_if(False)
+    """Whether another thread than the one that trains saves it, or the call returns before it is written."""
+
+
+class StateLoaded(Record, kind="state_loaded", emitted_by="rank"):
+    """Of a command: a process of a rank has read a saved state, or failed to. It may come before its first step."""
+
+    path: str | None = None
+    """The file or folder, absolute; null where it was no file."""
+    by: str = ""
+    """`torch`, `distributed_checkpoint`, `safetensors`."""
+    began_monotonic: float | None = None
+    """When the call began (CLOCK_MONOTONIC)."""
+    seconds: float | None = None
+    """How long it took."""
+    device: int | None = None
+    """The device that has the file, or the metadata file of a folder; null where it is not known."""
+    inode: int | None = None
+    """Its inode."""
+    num_bytes: int | None = None
+    """Its size; of a folder that of all its files."""
+    error: str | None = omitted_if(None)
+    """The class and message of the exception that the call raised; the script may have caught it."""
+
+
+class ProcessGroupFormed(Record, kind="process_group_formed", emitted_by="rank"):
+    """Of a command: `init_process_group` has returned in a process of a rank, or raised."""
+
+    backend: str | None = None
+    """The backend, as torch names it."""
+    world_size: int | None = None
+    """Ranks of the group."""
+    timeout_seconds: float | None = None
+    """The time-out of its operations, as configured or as torch has it by default."""
+    began_monotonic: float | None = None
+    """When the call began (CLOCK_MONOTONIC)."""
+    seconds: float | None = None
+    """How long it took."""
+    error: str | None = omitted_if(None)
+    """The class and message of the exception that the call raised."""
+
+
+class SamplerSeen(Record, kind="sampler_seen", emitted_by="rank"):
+    """Of a command: the sampler of the loader that this rank trains from, once it is known and when it has changed."""
+
+    sampler: str = ""
+    """The class of the sampler."""
+    num_samples: int | None = None
+    """Samples in an epoch of this rank, or of all ranks with `is_shared`; null: not known."""
+    is_shared: bool = False
+    """Whether the samples are divided among the ranks; else each rank goes through its own."""
+    has_replacement: bool | None = None
+    """Whether an epoch may use a sample several times, or leave some out, by design; null: not known."""
+    padding: int | None = None
+    """Samples that an epoch repeats, over all ranks that divide them, so that batches are equal; null: not known."""
+    drops: int | None = None
+    """Samples that an epoch leaves out so that batches are equal; null: not known."""
+
+
+class StepSeen(Record, kind="step_seen", emitted_by="rank"):
+    """Of a command, after `step`: what the step of this rank was made of.
+
+    Not of every step where that would take more than 1% of the time of the steps: then of every 2nd, 4th, 8th ...
+    """
+
+    batches: tuple[str, ...] = ()
+    """Of each forward pass that was seen: a digest of each row of what the model was called with, 8 bytes each, in
+    base64; empty where it was not seen. Equal rows have equal digests."""
+    indices: tuple[tuple[int, ...], ...] = omitted_if(())
+    """Of each of these passes: the indices of its samples in the data set, by the sampler of the loader; missing where
+    they are not known of all."""
+    rates: tuple[float, ...] = omitted_if(())
+    """The learning rate of each parameter group, as the optimizers used them."""
+    groups: str = omitted_if("")
+    """The other settings of the parameter groups, as JSON; missing: as in the rank's `step_seen` before."""
+    random: str = omitted_if("")
+    """A digest of the states of all random generators (Python, NumPy, torch, device) before the first forward pass."""
+    draws: bool | None = omitted_if(None)
+    """Whether the step drew from one of them; missing: not known."""
+    begins_epoch: bool = omitted_if(False)
+    """Whether its first batch is the first one of a new iterator of the loader."""
+    loss: float | None = omitted_if(None)
+    """The rank's own loss."""
 
 
 class JobReset(Record, kind="job_reset", emitted_by="conductor"):
