@@ -7,12 +7,12 @@ from collections.abc import Mapping
 
 import torch
 
-from chaos.external.identity import JOB_VARIABLE, Identity, identify, may_be_rank
+from chaos.external.early import channel
+from chaos.external.identity import Identity, identify, may_be_rank
 from chaos.external.report import Report
 from chaos.in_process.agent import Agent
 from chaos.in_process.protocol import AGENT_VARIABLE, ASKS_FOR_START
 from mecefo_runtime.system.command_records import EndedWithoutStep
-from mecefo_runtime.system.events import MAIN_JOB
 from mecefo_runtime.system.job_records import RankStarted
 
 
@@ -32,7 +32,7 @@ def connect(environment: Mapping[str, str], identity: Identity) -> tuple[Agent, 
         **{ASKS_FOR_START: 1},
         **({} if identity.replica is None else {"replica": identity.replica}),
     )
-    report = _report(environment, identity)
+    report = channel().report(identity)
     # What was seen before a rank is held may be the last of it.
     agent.before_hold = report.flush
     report.emit(RankStarted(world_size=identity.world_size, framework=f"torch {torch.__version__}"))
@@ -42,12 +42,7 @@ def connect(environment: Mapping[str, str], identity: Identity) -> tuple[Agent, 
 def tell_idleness(environment: Mapping[str, str]) -> None:
     """An optimizer was made here, and the process comes to its end without a step that was seen."""
     if may_be_rank(environment):
-        _report(environment, identify(environment)).emit(EndedWithoutStep(is_compiled=_has_compiled()))
-
-
-def _report(environment: Mapping[str, str], identity: Identity) -> Report:
-    job = environment.get(JOB_VARIABLE) or MAIN_JOB
-    return Report(environment[AGENT_VARIABLE], identity, job)
+        channel().report(identify(environment)).emit(EndedWithoutStep(is_compiled=_has_compiled()))
 
 
 def _has_compiled() -> bool:

@@ -126,6 +126,13 @@ class Figures:
         self._num_backwards, self._seen_tokens = 0, None
         return told
 
+    def loss_on_device(self) -> Tensor | None:
+        """The loss of the step that ends, where it is on an accelerator: it is not waited for."""
+        if not self._losses or self._is_unknown or self._losses[0].device.type == "cpu":
+            return None
+        # Each has one element, of whatever shape.
+        return sum((loss.reshape(()) for loss in self._losses[1:]), start=self._losses[0].reshape(()))
+
     def _loss(self, step: int) -> float | None:
         if not self._losses or self._is_unknown:
             return None

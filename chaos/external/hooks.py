@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -31,12 +31,23 @@ class Observer(Protocol):
         """A batch is about to be fetched; `source` is the same for all batches of one loader."""
         ...
 
-    def on_batch(self, source: object, batch: object) -> None:
-        """It has been."""
+    def on_batch(self, source: object, batch: object, iterator: object, *, is_first: bool) -> None:
+        """It has been, by `iterator`, whose first one it is or not."""
         ...
 
-    def on_forward(self, module: object, arguments: tuple[object, ...]) -> None:
-        """The first module since `TorchHooks.await_forward` is about to compute something to be differentiated."""
+    def on_asked(self, iterator: object, indices: object) -> None:
+        """A loader has drawn the indices of a batch that it will return."""
+        ...
+
+    def on_restarted(self, iterator: object) -> None:
+        """The iterator of a loader begins anew: batches that it was asked for do not come."""
+        ...
+
+    def on_forward(self, module: object, arguments: tuple[object, ...], keywords: Mapping[str, object] | None) -> None:
+        """The first module since `TorchHooks.await_forward` is about to compute something to be differentiated.
+
+        `keywords` is None where they cannot be seen.
+        """
         ...
 
     def on_backward(self, tensors: object, gradients: object) -> None:
@@ -144,7 +155,10 @@ class TorchHooks:
             Awaiting("safetensors.torch", self._watch_safetensors).cancel,
         ]
         # No public place sees every fetch (2.13); without this one, `data` is announced with `forward`.
-        self._replace(getattr(dataloader, "_BaseDataLoaderIter", None), "__next__", self._watch_fetch)
+        iterators = getattr(dataloader, "_BaseDataLoaderIter", None)
+        self._replace(iterators, "__next__", self._watch_fetch)
+        self._replace(iterators, "_next_index", self._watch_indices)
+        self._replace(iterators, "_reset", self._watch_reset)
         self._replace(Optimizer, "load_state_dict", self._watch_load)
         self._replace(torch.amp.GradScaler, "scale", self._watch_scale)
         self._replace(torch.amp.GradScaler, "step", self._watch_scaled_step)
@@ -180,10 +194,10 @@ class TorchHooks:
         self._is_forward_awaited = True
         hooks = None if self._forward is None else self._forward.hooks_dict_ref()
         if self._forward is None or hooks is None:
-            self._forward = register_module_forward_pre_hook(self.on_module)
+            self._forward = register_module_forward_pre_hook(self._on_call)
         else:
             # Under the same handle: to make one costs more than the rest of this.
-            hooks[self._forward.id] = self.on_module
+            hooks[self._forward.id] = self._on_call
         self._hook_compiled_call()
 
     def _await_no_forward(self) -> None:
@@ -191,14 +205,23 @@ class TorchHooks:
             self._is_forward_awaited = False
             self._forward.remove()
 
-    def on_module(self, module: object, arguments: tuple[object, ...]) -> None:
+    def _on_call(self, module: object, arguments: tuple[object, ...]) -> None:
+        if torch.compiler.is_compiling():
+            return
+        # Hooks on all modules are not given keyword arguments (torch 2.13), but called where they are.
+        keywords = sys._getframe(1).f_locals.get("kwargs")
+        self.on_module(module, arguments, keywords if isinstance(keywords, dict) else None)
+
+    def on_module(
+        self, module: object, arguments: tuple[object, ...], keywords: Mapping[str, object] | None = None
+    ) -> None:
         """A module is about to compute, and its forward is awaited."""
         # Evaluation and parts that are not trained belong to no step; what is being compiled keeps nothing of us.
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
         self.tell_compiled_step()
         self._await_no_forward()
-        self._observer.on_forward(module, arguments)
+        self._observer.on_forward(module, arguments, keywords)
 
     def _replace(
         self, owner: Any, name: str, watch: Callable[[Callable[..., Any]], Callable[..., Any]], *others: Any
@@ -231,6 +254,8 @@ class TorchHooks:
                 self.await_forward()
             result = original(tensors, grad_tensors, *args, **kwargs)
             observer.on_computed_back(tensors)
+            # A step may consist of several passes.
+            self.await_forward()
             return result
 
         return backward
@@ -286,11 +311,27 @@ class TorchHooks:
             source = getattr(iterator, "_index_sampler", None)
             self.tell_compiled_step()
             observer.on_data(source)
+            is_first = getattr(iterator, "_num_yielded", None) == 0
             batch = original(iterator)
-            observer.on_batch(source, batch)
+            observer.on_batch(source, batch, iterator, is_first=is_first)
             return batch
 
         return fetch
+
+    def _watch_indices(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def next_index(iterator: Any) -> Any:
+            indices = original(iterator)
+            self._observer.on_asked(iterator, indices)
+            return indices
+
+        return next_index
+
+    def _watch_reset(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def reset(iterator: Any, *args: Any, **kwargs: Any) -> Any:
+            self._observer.on_restarted(iterator)
+            return original(iterator, *args, **kwargs)
+
+        return reset
 
     def _watch_load(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def load_state_dict(*args: Any, **kwargs: Any) -> Any:
@@ -331,7 +372,7 @@ class TorchHooks:
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._is_forward_awaited:
                 return original(module, *args, **kwargs)
-            self.on_module(module, args)
+            self.on_module(module, args, kwargs)
             was_evaluation = self._is_forward_awaited
             self._await_no_forward()
             try:

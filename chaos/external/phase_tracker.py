@@ -22,6 +22,7 @@ from chaos.external.connection import tell_idleness
 from chaos.external.figures import Figures
 from chaos.external.hooks import TorchHooks
 from chaos.external.identity import RANK_PID, identify, may_be_rank
+from chaos.external.observation.step_watch import StepWatch
 from chaos.external.optimizers import Optimizers, parameters_of
 from chaos.external.rank import Rank
 from chaos.external.saving import SaveFailure, Saves
@@ -45,6 +46,7 @@ from chaos.external.torchft import Managers
 from chaos.in_process.agent import Agent
 from mecefo_runtime.system.command_records import RankRaised
 from mecefo_runtime.system.job_records import RankFinished
+from mecefo_runtime.system.record import Record
 
 _Callback = TypeVar("_Callback", bound=Callable[..., Any])
 
@@ -53,9 +55,9 @@ def _guarded(callback: _Callback) -> _Callback:
     """The script continues whatever fails in `callback`, which then returns None; what a fault raises passes."""
 
     @functools.wraps(callback)
-    def call(tracker: PhaseTracker, *arguments: Any) -> Any:
+    def call(tracker: PhaseTracker, *arguments: Any, **keywords: Any) -> Any:
         try:
-            return callback(tracker, *arguments)
+            return callback(tracker, *arguments, **keywords)
         except Exception as error:
             if _is_announced(error):
                 raise
@@ -90,10 +92,14 @@ class PhaseTracker:
         self._lock = threading.RLock()
         self._rank: Rank | None = None
         self._figures = Figures()
+        self._watch = StepWatch(self._emit_later)
+        # The model was called in the step under way.
+        self._has_forward = False
         self._managers = Managers(self._on_rejected)
         self._optimizers = Optimizers(self._managers, self._on_forgotten)
         self._stall_reason = StallReason(self.give_up)
         self._saves = Saves(self._on_written, self._on_unsaved)
+        self._saving_path: str | None = None
         self.hooks = TorchHooks(self)
         self._leave_managers: Callable[[], None] = lambda: None
         # The thread that trains, once that is known.
@@ -136,15 +142,32 @@ class PhaseTracker:
             self._feed(self._machine.on_data)
 
     @_guarded
-    def on_batch(self, source: object, batch: object) -> None:
+    def on_batch(self, source: object, batch: object, iterator: object, *, is_first: bool) -> None:
         """See `Observer`."""
         self._figures.fetched(id(source), batch)
+        self._watch.batches.returned(iterator, batch, is_first=is_first)
 
     @_guarded
-    def on_forward(self, module: object, arguments: tuple[object, ...]) -> None:
+    def on_asked(self, iterator: object, indices: object) -> None:
+        """See `Observer`."""
+        self._watch.batches.asked(iterator, indices)
+
+    @_guarded
+    def on_restarted(self, iterator: object) -> None:
+        """See `Observer`."""
+        self._watch.batches.restart(iterator)
+
+    @_guarded
+    def on_forward(self, module: object, arguments: tuple[object, ...], keywords: Mapping[str, object] | None) -> None:
         """See `Observer`."""
         if self._thread is None:
             self._thread = threading.get_ident()
+        if self._has_forward:
+            # A further pass of a step with several; of another module, such as a metric, it is none.
+            if type(module) is type(self._called()):
+                self._watch.forward(self._machine.step, arguments, keywords)
+            return
+        self._has_forward = True
         self._optimizers.passed()
         if self._rank is None:
             self._enter(FORWARD)
@@ -154,6 +177,7 @@ class PhaseTracker:
         self._called = weakref.ref(module)
         self._figures.forward(module, arguments)
         self._feed(self._machine.on_forward)
+        self._watch.forward(self._machine.step, arguments, keywords)
 
     @_guarded
     def on_backward(self, tensors: object, gradients: object) -> None:
@@ -162,6 +186,7 @@ class PhaseTracker:
             self._thread = threading.get_ident()
         self._optimizers.passed()
         self._figures.backward(tensors, gradients)
+        self._watch.backward()
         if self._rank is None:
             self._enter(BACKWARD)
         self._feed(self._machine.on_backward)
@@ -184,12 +209,14 @@ class PhaseTracker:
         with self._lock:
             self._machine.on_left_out()
         self._figures.left_out()
+        self._discard()
 
     @_guarded
     def on_stepping(self, optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """See `Observer`. With a closure (LBFGS, Lightning), the whole step is computed inside the optimizer's."""
         if not self._optimizers.enter(optimizer) or self._machine.is_over:
             return None
+        self._watch.stepping(self._machine.step, optimizer)
         closure = arguments[1] if len(arguments) > 1 else keywords.get("closure")
         if not callable(closure):
             is_late = False if self.hooks.is_telling_compiled_step else self._optimizers.is_late(optimizer)
@@ -197,6 +224,7 @@ class PhaseTracker:
                 if self._rank is None:
                     self._enter(OPTIMIZER)
                 count = self._count(is_stepping=True)
+                self._watch.updating(is_late=self.hooks.is_telling_compiled_step)
                 self._feed(self._machine.on_stepping, id(optimizer), is_late, count)
             return None
         self._feed(self._machine.on_evaluating, id(optimizer))
@@ -216,6 +244,7 @@ class PhaseTracker:
         if self._rank is None:
             self._enter(OPTIMIZER)
         count = self._count(is_stepping=True)
+        self._watch.updating()
         self._is_evaluating = True
         try:
             self._feed(self._machine.on_updating, count)
@@ -250,6 +279,7 @@ class PhaseTracker:
         if self._rank is None or self._thread != threading.get_ident():
             return False
         self._saves.begin(self._machine.last_step)
+        self._saving_path = path
         try:
             self._feed(self._machine.on_saving)
         except Exception as error:
@@ -351,9 +381,10 @@ class PhaseTracker:
             self._commit(rank, action)
         elif type(action) is RepeatStep:
             self._figures.take(action.step)
+            self._discard()
             self.hooks.await_forward()
         elif type(action) is BeginCheckpoint:
-            rank.report_save(action.step)
+            rank.report_save(action.step, self._saving_path)
 
     def _announce(self, announce: Announce) -> None:
         if self._rank is None:
@@ -372,13 +403,25 @@ class PhaseTracker:
             self._stall_reason.begin(self._called_module())
 
     def _commit(self, rank: Rank, committed: CommitStep) -> None:
+        loss = self._figures.loss_on_device()
         seen = self._figures.take(committed.step)
+        self._has_forward = False
+        self._watch.committed(committed.step, self._optimizers.made(), seen.get("loss") if loss is None else loss)
         if committed.is_first:
             machine = self._machine
             rank.report_count(committed.step, is_explicit=machine.is_explicit, has_numbers=machine.has_numbers)
         rank.commit(committed, seen)
         self._stall_reason.committed(began_after=committed.follows_effect)
         self.hooks.await_forward()
+
+    def _discard(self) -> None:
+        """What was computed is of no step."""
+        self._has_forward = False
+        self._watch.discarded()
+
+    def _emit_later(self, make: Callable[[], Record], step: int, now_seconds: float) -> None:
+        if self._rank is not None:
+            self._rank.emit_later(make, step, now_seconds)
 
     def _tell_injected(self, error: Exception) -> None:
         from chaos.external.uncaught import injected

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from chaos.external.connection import connect
 from chaos.external.identity import Identity
+from chaos.external.observation.whole_state import WholeState
 from chaos.external.optimizers import Optimizers
 from chaos.external.replica_state import ReplicaState
-from chaos.external.resumption import Resumption
+from chaos.external.resumption import Resumption, digest_of
 from chaos.external.saving import SaveFailure
 from chaos.external.step_machine import CommitStep
 from chaos.external.subject import ExternalSubject
@@ -25,6 +26,7 @@ from mecefo_runtime.system.command_records import (
     TrainingEntered,
 )
 from mecefo_runtime.system.job_records import CheckpointFailed, CheckpointWritten, RankFinished
+from mecefo_runtime.system.record import Record
 
 
 class Rank:
@@ -48,7 +50,8 @@ class Rank:
         self.agent, self._report = connect(environment, identity)
         self.agent.expose(subject)
         self._state = ReplicaState(subject, self._report_state)
-        self.resumption = Resumption(self.agent.start, optimizers, loads)
+        whole = WholeState(optimizers.made, subject, digest_of)
+        self.resumption = Resumption(self.agent.start, optimizers, loads, whole.fields)
         self._began_seconds = 0.0
         # No loss that is not finite has been reported.
         self._is_finite = True
@@ -99,18 +102,23 @@ class Rank:
 
     def report_entry(self, step: int | None) -> None:
         """Report the parameters with which the training begins, and after which `step` they are, if that is known."""
-        if (digest := self.resumption.digest) is not None:
-            self._report.emit(TrainingEntered(parameters=digest), step=step)
+        if self.resumption.state:
+            self._report.emit(TrainingEntered(**self.resumption.state), step=step)
 
     def look_once_more(self) -> None:
         """The training is over, and the state that it left may be gone soon."""
         self._state.finish()
 
+    def emit_later(self, make: Callable[[], Record], step: int, now_seconds: float) -> None:
+        """Report what `make` returns, on another thread; it happened at `now_seconds` (CLOCK_MONOTONIC)."""
+        self._report.emit_later(make, step, now_seconds)
+
     # ---- checkpoints ----
 
-    def report_save(self, step: int) -> None:
-        """Report which parameters are about to be saved after `step`: before they are, as the rank may die in that."""
-        self._report.emit(CheckpointBegun(parameters=self.resumption.digest_to_save() or ""), step=step)
+    def report_save(self, step: int, path: str | None = None) -> None:
+        """Report what is about to be saved after `step`: before it is, as the rank may die in that."""
+        own = None if path is None else str(Path(path).absolute())
+        self._report.emit(CheckpointBegun(**self.resumption.state_to_save(), path=own), step=step)
 
     def report_checkpoint(
         self, step: int, blocking_seconds: float, writing_seconds: float, saved: list[list[Any]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import socket
@@ -10,7 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from chaos.external.identity import Identity
 from mecefo_runtime.system.emitter import Emitter
@@ -37,6 +38,8 @@ class Report:
         self._emitter = Emitter(
             self._take, "rank", job=job, rank=identity.rank, node=identity.node, attempt=identity.attempt
         )
+        # Its caller takes the event.
+        self._putting_off = self._emitter.with_sink(lambda event: None)
         # As `Event.to_json` writes it: what differs from step to step is put in between.
         head, _, tail = (
             Event("step_committed", "rank", 0.0, 0.0, os.getpid(), identity.attempt, job=job)
@@ -47,16 +50,22 @@ class Report:
         before, _, after = tail.replace('"rank":null,"node":null', identified).partition('"step":null')
         self._parts = head, before, after.removesuffix("{}}")
         # Appended to and taken from by different threads.
-        self._lines: deque[str] = deque()
+        self._lines: deque[str | Callable[[], str]] = deque()
         self._lock = threading.Lock()
         self._has_lines = threading.Event()
         self._sender: threading.Thread | None = None
 
-    def emit(self, record: Record, step: int | None = None) -> None:
-        """Emit an event now."""
+    def emit(self, record: Record, step: int | None = None, monotonic_seconds: float | None = None) -> None:
+        """Emit an event now; it happened at `monotonic_seconds` (CLOCK_MONOTONIC), or now."""
         if self._socket is not None:
-            self._emitter.emit(record, step=step)
+            self._emitter.emit(record, step=step, monotonic_seconds=monotonic_seconds)
             self.flush()
+
+    def emit_later(self, make: Callable[[], Record], step: int, now_seconds: float) -> None:
+        """Emit what `make` returns, on a thread of its own: it may wait for a device. It happened at `now_seconds`."""
+        if self._socket is not None:
+            self._lines.append(functools.partial(self._made, make, step, now_seconds))
+            self._wake_sender()
 
     def step_committed(self, step: int, now_seconds: float, figures: Mapping[str, float | int]) -> None:
         """Tell that `step` was committed at `now_seconds` (CLOCK_MONOTONIC), by a thread of its own.
@@ -72,6 +81,9 @@ class Report:
         )
         when = f'"time":{time.time():.6f},"monotonic":{now_seconds:.6f}'
         self._lines.append(f'{head}{when}{before}"step":{step}{after}{{{fields}}}}}\n')
+        self._wake_sender()
+
+    def _wake_sender(self) -> None:
         if not self._has_lines.is_set():
             self._has_lines.set()
         if self._sender is None:
@@ -85,7 +97,8 @@ class Report:
             # A signal's handler that ends the process, say, in the middle of this.
             return
         try:
-            lines = [self._lines.popleft() for _ in range(len(self._lines))]
+            waiting = [self._lines.popleft() for _ in range(len(self._lines))]
+            lines = [line if isinstance(line, str) else line() for line in waiting]
             if self._socket is not None and lines:
                 self._guarded.check()
                 self._socket.sendall("".join(lines).encode())
@@ -105,6 +118,13 @@ class Report:
             self.flush()
             time.sleep(COLLECT_SECONDS)
 
+    def close(self) -> None:
+        """Send what there is, and hang up."""
+        self.flush()
+        sock, self._socket = self._socket, None
+        if sock is not None:
+            sock.close()
+
     def abandon(self) -> None:
         """Give up this process's copy of the connection, after a fork: the parent continues with it."""
         sock, self._socket = self._socket, None
@@ -113,3 +133,12 @@ class Report:
 
     def _take(self, event: Event) -> None:
         self._lines.append(event.to_json() + "\n")
+
+    def _made(self, make: Callable[[], Record], step: int, now_seconds: float) -> str:
+        """The line of an event that was put off; "" where it cannot be made: the training must not suffer."""
+        try:
+            event = self._putting_off.emit(make(), step=step, monotonic_seconds=now_seconds)
+        except Exception as error:
+            print(f"chaos: a step is not observed: {type(error).__name__}: {error}", file=sys.stderr)
+            return ""
+        return event.to_json() + "\n"

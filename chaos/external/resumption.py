@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 from torch.nn.parameter import is_lazy
@@ -57,18 +58,30 @@ class Counted:
 class Resumption:
     """One start of a rank's training, from its first pass to its first step."""
 
-    def __init__(self, start: Start | None, optimizers: Optimizers, loads: Sequence[object] | None) -> None:
-        """`loads` grows with each state that this process loads; None: loads are not observed."""
+    def __init__(
+        self,
+        start: Start | None,
+        optimizers: Optimizers,
+        loads: Sequence[object] | None,
+        rest: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        """`loads` grows with each state that this process loads; None: loads are not observed.
+
+        `rest` returns the fields of `TrainingEntered` beside the parameters.
+        """
+        self._rest = rest
         self._start = start or Start()
         self._optimizers = optimizers
         self._loads = loads
         # Until the first pass has begun: what it computes with is what the training continues from.
         self.is_due = True
         self.digest: str | None = None
+        # Of the whole state with which it begins: the fields of `TrainingEntered`.
+        self.state: Mapping[str, Any] = {}
         self._matched: tuple[int, ...] = ()
         self._own_steps = 0
         self._had_state = False
-        self._cost_seconds = self._spent_seconds = self._saving_seconds = 0.0
+        self._cost_seconds = self._rest_seconds = self._spent_seconds = self._saving_seconds = 0.0
         self._since_seconds: float | None = None
 
     def look(self, *, is_first_pass: bool) -> int | None:
@@ -78,6 +91,8 @@ class Resumption:
         """
         self.is_due = not is_first_pass
         self.digest = self._digest()
+        if is_first_pass and self.digest is not None:
+            self.state = {"parameters": self.digest, **self._look_at_rest()}
         self._own_steps, self._had_state = self._optimizers.own_steps(), self._optimizers.has_state()
         matched = self._start.states.get(self.digest or "", ())
         self._matched = matched if is_first_pass else tuple(step for step in matched if step > 0)
@@ -119,16 +134,31 @@ class Resumption:
 
     # ---- saves ----
 
-    def digest_to_save(self) -> str | None:
-        """A digest of what is about to be saved; None where it would take too much of the training's time."""
+    def state_to_save(self) -> Mapping[str, Any]:
+        """The fields of `CheckpointBegun` of what is about to be saved; as many as the training's time allows."""
+        if not self._is_allowed(self._cost_seconds):
+            return {}
+        digest = self._digest()
+        if digest is None:
+            return {}
+        return {"parameters": digest, **(self._look_at_rest() if self._is_allowed(self._rest_seconds) else {})}
+
+    def _is_allowed(self, cost_seconds: float) -> bool:
         now = time.monotonic()
         allowed = COST_OF_SAVING_RATIO * self._saving_seconds + CREDIT_SECONDS
         allowed += COST_RATIO * (now - (now if self._since_seconds is None else self._since_seconds))
-        return self._digest() if self._spent_seconds + self._cost_seconds <= allowed else None
+        return self._spent_seconds + cost_seconds <= allowed
 
     def saved(self, seconds: float) -> None:
         """Saving has taken so long."""
         self._saving_seconds += seconds
+
+    def _look_at_rest(self) -> Mapping[str, Any]:
+        began = time.monotonic()
+        found = self._rest()
+        self._rest_seconds = time.monotonic() - began
+        self._spent_seconds += self._rest_seconds
+        return found
 
     def _digest(self) -> str | None:
         began = time.monotonic()

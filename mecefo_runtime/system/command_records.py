@@ -87,7 +87,7 @@ class StateLoaded(Record, kind="state_loaded", emitted_by="rank"):
     seconds: float | None = None
     """How long it took."""
     device: int | None = None
-    """The device that has the file, or the metadata file of a folder; null where it is not known."""
+    """The device that has the file or folder; null where it is not known."""
     inode: int | None = None
     """Its inode."""
     num_bytes: int | None = None

@@ -35,6 +35,12 @@ class Emitter:
         self._node = node
         self._attempt = attempt
 
+    def with_sink(self, sink: Callable[[Event], None]) -> Emitter:
+        """The same, with another receiver."""
+        return Emitter(
+            sink, self._source, job=self._job, rank=self._rank, node=self._node, attempt=self._attempt, host=self._host
+        )
+
     def of_job(self, job: str) -> Emitter:
         """The same for another job."""
         return self._with(job=job)

@@ -182,11 +182,11 @@ def test_digests_are_bounded_by_the_time_that_the_training_and_its_saves_take(mo
 
     monkeypatch.setattr(resumption, "digest_of", slow)
     found = Training(Start()).resumption
-    assert [found.digest_to_save() for _ in range(4)] == ["digest", "digest", None, None]
+    assert [found.state_to_save().get("parameters") for _ in range(4)] == ["digest", "digest", None, None]
     found.saved(1.0)
-    assert [found.digest_to_save() for _ in range(2)] == ["digest", None]
+    assert [found.state_to_save().get("parameters") for _ in range(2)] == ["digest", None]
     now[0] += 41.0
-    assert [found.digest_to_save() for _ in range(2)] == ["digest", None]
+    assert [found.state_to_save().get("parameters") for _ in range(2)] == ["digest", None]
 
 
 # ---- real scripts ----

@@ -3,12 +3,17 @@
 import math
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.external.jobs import ROOT, SCRIPTS, STAY, python, run_job, torchrun
 
 pytestmark = pytest.mark.external
+
+
+def fields_of(event):
+    return event.fields
 
 
 def held_after(job):
@@ -104,6 +109,21 @@ def test_a_checkpoint_is_one_however_it_is_saved(tmp_path, when):
     assert [event.step for event in written] == [1, 2, 3, 4, 5]
     assert all(event.fields["blocking_seconds"] > 0 for event in written)
     assert [event.fields["writing_seconds"] > 0 for event in written] == [False] * 4 + [True]
+    # A fork is another process. What a call reads within another call is part of that.
+    assert [(Path(one["path"]).name, one["by"], "error" in one) for one in map(fields_of, job.of("state_loaded"))] == [
+        ("model.pt", "torch", False),
+        ("model.safetensors", "safetensors", False),
+        ("model.safetensors", "safetensors", False),
+        ("whole", "distributed_checkpoint", False),
+        ("missing.pt", "torch", True),
+    ]
+    saved = {(Path(path).name, inode) for event in written for path, _, inode in event.fields["saved"]}
+    read = {
+        (Path(one["path"]).name, one["inode"]) for one in map(fields_of, job.of("state_loaded")) if "error" not in one
+    }
+    assert read <= saved
+    begun = [Path(event.fields["path"]).name for event in job.of("checkpoint_begun")]
+    assert begun == ["model.pt", "model.safetensors", "model.safetensors", "whole", "beside"]
 
 
 @pytest.mark.nightly

@@ -25,6 +25,12 @@ def sums_of(job, step):
     return found
 
 
+def seen_of(job, step):
+    """What each rank's step was made of, by rank."""
+    found = {event.rank: event.fields for event in job.of("step_seen") if event.step == step}
+    return [tuple(one[key] for _, one in sorted(found.items())) for key in ("batches", "rates", "random", "draws")]
+
+
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory):
     """FSDP2 with torch.distributed.checkpoint: a job of six steps, the fourth with a checkpoint, and its folder."""
@@ -56,6 +62,19 @@ def test_shards_are_found_again_by_each_rank(tmp_path, sharded):
     later = run_job(tmp_path, torchrun(2, "dcp.py", "7"), states_of=first)
     assert (later.exit_code, later.steps) == (0, [5, 6, 7]), later.stderr
     assert counts_of(later) == {0: (5, "parameters", 4), 1: (5, "parameters", 4)}
+    # What a rank begins with is what it has saved, its optimizer's moments and count too.
+    parts = ("parameters", "optimizer", "optimizer_steps")
+    saved = {event.rank: [event.fields[part] for part in parts] for event in first.of("checkpoint_begun")}
+    begun = {event.rank: [event.fields[part] for part in parts] for event in later.of("training_entered")}
+    assert begun == saved and begun[0] != begun[1]
+    assert {event.fields["path"] for event in later.of("state_loaded")} == {str(tmp_path / "checkpoints/4")}
+    formed = later.of("process_group_formed")
+    assert {(event.rank, event.fields["backend"], event.fields["world_size"]) for event in formed} == {
+        (0, "gloo", 2),
+        (1, "gloo", 2),
+    }
+    # It does not restore the random state, and draws the batch of its first step again.
+    assert seen_of(later, 5)[:2] == seen_of(first, 1)[:2] != seen_of(first, 5)[:2]
 
 
 def test_replicas_tell_what_they_hold_in_common(tmp_path):

@@ -1,4 +1,4 @@
-"""Runs when Python starts in a job that somebody else wrote: a rank greets; nothing else changes until torch comes.
+"""Runs when Python starts in a job that somebody else wrote: a rank greets; modules are hooked when they are imported.
 
 Another `sitecustomize` that the environment has is run as if this one were not there.
 """
@@ -13,39 +13,99 @@ from importlib.machinery import PathFinder, SourceFileLoader
 # Not from `typing`, which alone costs more than all the rest.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType, TracebackType
     from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib costs 5 ms at every start of Python
 _PACKAGES = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))  # noqa: PTH120
-_AWAITED = "torch.optim.optimizer"
 _PID = os.getpid()
+# By function: the module in which it is, its names there, and what a call of it is called in the log.
+_READS = {
+    "torch.serialization": (("load",), "torch"),
+    "torch.distributed.checkpoint.state_dict_loader": (("load", "load_state_dict"), "distributed_checkpoint"),
+    # Before `safetensors.torch` and transformers take it from there.
+    "safetensors": (("safe_open",), "safetensors"),
+}
+_GROUPS = {"torch.distributed.distributed_c10d": (("init_process_group",), "process_group")}
+# How many states the process has loaded, as far as it matters: whether it has.
+_loads: list[bool] = []
 
 
 class _Awaiting:
-    """A finder that finds nothing by itself: it sees the awaited module come, and watches it from then on."""
+    """A finder that finds nothing by itself: it calls a function with each awaited module when it is imported."""
+
+    def __init__(self, awaited: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._awaited = awaited
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """See `importlib.abc.MetaPathFinder`."""
-        if name != _AWAITED:
+        if name not in self._awaited:
             return None
-        sys.meta_path.remove(self)
-        found = (finder.find_spec(name, path, target) for finder in sys.meta_path)
+        act = self._awaited.pop(name)
+        if not self._awaited:
+            sys.meta_path.remove(self)
+        others = [finder for finder in sys.meta_path if finder is not self]
+        found = (finder.find_spec(name, path, target) for finder in others)
         spec = next((spec for spec in found if spec is not None), None)
         if spec is not None and spec.loader is not None:
             # An attribute of the instance: the loader stays what it is for whoever asks.
             execute = spec.loader.exec_module
 
-            def execute_and_watch(module: ModuleType) -> None:
+            def execute_and_act(module: ModuleType) -> None:
                 execute(module)
-                _watch(module)
+                act(module)
 
-            spec.loader.exec_module = execute_and_watch  # type: ignore[method-assign]
+            spec.loader.exec_module = execute_and_act  # type: ignore[method-assign]
         return spec
+
+
+def _watch_calls(names: tuple[str, ...], what: str) -> Callable[[ModuleType], None]:
+    """Be told of every call of these functions of a module."""
+
+    def watch(module: ModuleType) -> None:
+        for name in names:
+            original = getattr(module, name, None)
+            if original is not None:
+                setattr(module, name, _telling(original, what))
+
+    return watch
+
+
+def _telling(original: Any, what: str) -> Any:
+    """`original`, of whose calls on the outermost level it is told; not of a fork's, which is a process of its own."""
+    import functools
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if what != "process_group" and not _loads:
+            _loads.append(True)
+        if os.getpid() != _PID or _is_given_up:
+            return original(*args, **kwargs)
+        try:
+            early = _import("chaos.external.early")
+        except (Exception, SystemExit) as error:
+            _give_up(error)
+            return original(*args, **kwargs)
+        with early.watched(what, args, kwargs) as watched:
+            result = original(*args, **kwargs)
+            watched.returned(result)
+        return result
+
+    return call
+
+
+_is_given_up = False
+
+
+def _give_up(error: BaseException) -> None:
+    """What this process reads is not observed; the script must not suffer."""
+    global _is_given_up
+    _is_given_up = True
+    print(f"chaos: what this process loads is not observed: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 def _watch(module: ModuleType) -> None:
@@ -54,8 +114,7 @@ def _watch(module: ModuleType) -> None:
 
     original = module.Optimizer.__init__
     told: list[Any] = []
-    loads: list[bool] = []
-    _count_loads(loads)
+    _count_loaded_modules()
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -64,7 +123,7 @@ def _watch(module: ModuleType) -> None:
             if not told:
                 # A script that has put a hook of its own in place of ours has done so by now.
                 _watch_exceptions()
-                told.append(_load(loads))
+                told.append(_load())
             told[0](self)
         except (Exception, SystemExit) as error:
             # The script must not suffer; it is not followed then.
@@ -103,37 +162,30 @@ def _tell_exception(error: BaseException | None) -> None:
         print(f"chaos: how this process ends is not told: {type(failure).__name__}: {failure}", file=sys.stderr)
 
 
-def _count_loads(loads: list[bool]) -> None:
-    """Add to `loads` whenever a state is loaded: one that was loaded before the first optimizer was made, too."""
+def _count_loaded_modules() -> None:
+    """Note whenever a module's state is loaded: one that was loaded before the first optimizer was made, too."""
     import functools
 
-    def count(original: Any) -> Any:
-        @functools.wraps(original)
-        def load(*args: Any, **kwargs: Any) -> Any:
-            if not loads:
-                loads.append(True)
-            return original(*args, **kwargs)
-
-        return load
-
     # All of torch that comes before its optimizers is there.
-    serialization, modules = sys.modules.get("torch.serialization"), sys.modules.get("torch.nn.modules.module")
-    if serialization is not None:
-        original = serialization.load
-        counting = count(original)
-        # In both of its places: what is pickled as `torch.load` is looked up in the first.
-        for owner in (serialization, sys.modules["torch"]):
-            if getattr(owner, "load", None) is original:
-                owner.load = counting  # type: ignore[attr-defined]
-    if modules is not None:
-        modules.Module.load_state_dict = count(modules.Module.load_state_dict)
+    modules = sys.modules.get("torch.nn.modules.module")
+    if modules is None:
+        return
+    original = modules.Module.load_state_dict
+
+    @functools.wraps(original)
+    def load_state_dict(*args: Any, **kwargs: Any) -> Any:
+        if not _loads:
+            _loads.append(True)
+        return original(*args, **kwargs)
+
+    modules.Module.load_state_dict = load_state_dict
 
 
-def _load(loads: list[bool]) -> Any:
+def _load() -> Any:
     """`chaos.external.start.optimizer_created`."""
     start = _import("chaos.external.start")
     # Whoever imports it before there is an optimizer means to call `chaos.agent.step`.
-    start.begin(is_explicit=_has_our_agent(), loads=loads)
+    start.begin(is_explicit=_has_our_agent(), loads=_loads)
     return start.optimizer_created
 
 
@@ -218,8 +270,9 @@ if __name__ == "sitecustomize":
         _watch_exceptions()
         # Python sets it before it calls whatever hook is there.
         atexit.register(lambda: _tell_exception(getattr(sys, "last_value", None)))
-        if _AWAITED in sys.modules:
-            _watch(sys.modules[_AWAITED])
-        else:
-            sys.meta_path.insert(0, _Awaiting())
+        awaited = {name: _watch_calls(*calls) for name, calls in {**_READS, **_GROUPS}.items()}
+        awaited["torch.optim.optimizer"] = _watch
+        for name in [name for name in awaited if name in sys.modules]:
+            awaited.pop(name)(sys.modules[name])
+        sys.meta_path.insert(0, _Awaiting(awaited))
     _run_next()

@@ -1,5 +1,6 @@
 """A training that saves in another way after each step: saving.py early|late (when it imports what it saves with)."""
 
+import os
 import sys
 
 import torch
@@ -44,6 +45,27 @@ def main():
                 save(model.state_dict(), checkpoint_id="whole", no_dist=True)
             case 5:
                 async_save(model.state_dict(), checkpoint_id="beside", no_dist=True).result()
+    read(model)
+
+
+def read(model):
+    from safetensors import safe_open
+    from safetensors.torch import load_file
+    from torch.distributed.checkpoint import load
+
+    if not (child := os.fork()):
+        torch.load("trainer.pt")
+        os._exit(0)
+    os.waitpid(child, 0)
+    torch.load("model.pt")
+    load_file("model.safetensors")
+    with safe_open("model.safetensors", framework="pt") as file:
+        file.get_tensor("weight")
+    load(model.state_dict(), checkpoint_id="whole", no_dist=True)
+    try:
+        torch.load("missing.pt")
+    except FileNotFoundError:
+        say("missing")
 
 
 if __name__ == "__main__":
