@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from itertools import islice
+from math import inf
 from typing import Any
 
 import torch
@@ -65,13 +66,17 @@ def _tracker() -> Any:
 
 def _alone(following: Any, model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor) -> Iterator[float]:
     """CPU seconds, of all threads, of what the agent is called for in a step: all of it, and nothing else."""
+    loader = iter(DataLoader(TensorDataset(inputs, inputs), batch_size=BATCH_SIZE))
     source, batch, loss = object(), [inputs[:BATCH_SIZE], inputs[:BATCH_SIZE]], torch.ones(())
+    # Steps that do nothing else are not to be left out.
+    sys.modules["chaos.external.observation.step_watch"].COST_RATIO = inf  # type: ignore[attr-defined]
     for _ in range(NUM_ALONE_REPEATS):
         began = time.process_time()
         for _ in range(NUM_ALONE_STEPS):
             following.on_data(source)
-            following.on_batch(source, batch)
-            following.hooks.on_module(model, (batch[0],))
+            following.on_asked(loader, list(range(BATCH_SIZE)))
+            following.on_batch(source, batch, loader, is_first=False)
+            following.hooks.on_module(model, (batch[0],), {})
             following.on_backward(loss, None)
             following.on_stepping(optimizer, (optimizer,), {})
             following.on_stepped(optimizer)

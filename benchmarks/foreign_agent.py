@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NUM_CORES = 2
 NUM_BLOCKS, STEPS_PER_BLOCK = 40, 20
 QUICK_NUM_BLOCKS, QUICK_STEPS_PER_BLOCK = 4, 5
-MAX_AGENT_RATIO = 0.005
+MAX_AGENT_RATIO = 0.01
 RUN_TIMEOUT_SECONDS = 600.0
 # Of an empty Python that starts, with and without our `sitecustomize`.
 NUM_STARTS, QUICK_NUM_STARTS = 20, 3
