@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import functools
 import json
@@ -54,6 +55,8 @@ class Report:
         self._lock = threading.Lock()
         self._has_lines = threading.Event()
         self._sender: threading.Thread | None = None
+        self._is_ending = False
+        self._pid = os.getpid()
 
     def emit(self, record: Record, step: int | None = None, monotonic_seconds: float | None = None) -> None:
         """Emit an event now; it happened at `monotonic_seconds` (CLOCK_MONOTONIC), or now."""
@@ -90,6 +93,8 @@ class Report:
             # Not before: until it trains, a rank may fork.
             self._sender = threading.Thread(target=self._send_lines, daemon=True)
             self._sender.start()
+            # A thread that Python ends while it is in torch aborts the process (terminate called ...).
+            atexit.register(self._end_sender)
 
     def flush(self) -> None:
         """Write what is collected into the kernel's buffer, where it outlives this process."""
@@ -112,11 +117,18 @@ class Report:
             self._lock.release()
 
     def _send_lines(self) -> None:
-        while self._socket is not None:
+        while self._socket is not None and not self._is_ending:
             self._has_lines.wait()
             self._has_lines.clear()
             self.flush()
             time.sleep(COLLECT_SECONDS)
+
+    def _end_sender(self) -> None:
+        """Python is about to end: what comes now is sent with what is flushed."""
+        self._is_ending = True
+        self._has_lines.set()
+        if self._sender is not None and self._pid == os.getpid():
+            self._sender.join(LOCK_SECONDS)
 
     def close(self) -> None:
         """Send what there is, and hang up."""

@@ -95,22 +95,19 @@ def _weights_of(number: int, device: torch.device) -> Tensor:
 
 
 class Later:
-    """The values of a tensor, copied from its device without waiting for it."""
+    """The `size` values of a tensor [N], copied from its device without waiting for it."""
 
     def __init__(self, tensor: Tensor) -> None:
+        self.size = tensor.numel()
         self._event: Any = None
+        self._values: Tensor | list[Any]
         if tensor.device.type == "cpu":
-            self._values = tensor
+            self._values = tensor.tolist()
             return
         self._values = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
         self._values.copy_(tensor, non_blocking=True)
         self._event = torch.get_device_module(tensor.device).Event()
         self._event.record()
-
-    @property
-    def size(self) -> int:
-        """How many there are."""
-        return self._values.numel()
 
     def values(self, deadline_seconds: float) -> list[Any] | None:
         """Them, when they are there; None where they are not by then (CLOCK_MONOTONIC): a device may hang."""
@@ -118,8 +115,9 @@ class Later:
             if time.monotonic() >= deadline_seconds:
                 return None
             time.sleep(0.001)
-        found = self._values.tolist()
-        return found if isinstance(found, list) else [found]
+        if isinstance(self._values, Tensor):
+            self._values = self._values.tolist()
+        return self._values
 
 
 def in_base64(digests: Sequence[int]) -> str:
