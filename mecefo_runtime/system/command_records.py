@@ -146,10 +146,11 @@ class StepSeen(Record, kind="step_seen", emitted_by="rank"):
     """The learning rate of each parameter group, as the optimizers used them."""
     groups: str = omitted_if("")
     """The other settings of the parameter groups, as JSON; missing: as in the rank's `step_seen` before."""
-    random: str = omitted_if("")
-    """A digest of the states of all random generators (Python, NumPy, torch, device) before the first forward pass."""
-    draws: bool | None = omitted_if(None)
-    """Whether the step drew from one of them; missing: not known."""
+    random: Mapping[str, str] = omitted_if({})
+    """Of each global random generator (`python`, `numpy`, `torch`, `device`) a digest of its state before the first
+    forward pass."""
+    draws: tuple[str, ...] | None = omitted_if(None)
+    """From which of them the step drew; missing: not known."""
     begins_epoch: bool = omitted_if(False)
     """Whether its first batch is the first one of a new iterator of the loader."""
     loss: float | None = omitted_if(None)

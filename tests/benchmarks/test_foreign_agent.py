@@ -28,7 +28,9 @@ def test_blocks_are_compared_with_the_one_before():
 
 
 @pytest.mark.unit
-@pytest.mark.parametrize(("seconds", "verdict"), [(120e-6, "0.80% of a step, within"), (180e-6, "1.20% of a step, MORE")])
+@pytest.mark.parametrize(
+    ("seconds", "verdict"), [(120e-6, "0.80% of a step, within"), (180e-6, "1.20% of a step, MORE")]
+)
 def test_what_is_judged_is_what_the_agent_does(seconds, verdict):
     cost = judge(told([seconds]), [0.001], 70)
     text = report(cost, MACHINE, 0.25)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import random
 import sys
 import zlib
@@ -15,21 +14,22 @@ from chaos.external.observation.rows import rows_of
 
 # A Mersenne Twister has 624 words and its place among them (NumPy, `mt19937.h`).
 _TWISTER_BYTES = 625 * 4
+_MASK = (1 << 64) - 1
 
 
-def digest_of_random_states() -> str:
-    """A digest of the states of Python's, NumPy's, torch's and its device's generators, of those that there are.
+def random_states() -> dict[str, str]:
+    """A digest of the state of each global generator that there is: `python`, `numpy`, `torch`, `device`.
 
-    It takes some 20 us. Python's hash of whole numbers is the same in every process.
+    All of them take some 20 us. Python's hash of whole numbers is the same in every process.
     """
     _, numbers, gauss = random.getstate()
-    told = f"{hash(numbers)} {gauss!r} {_of_tensor(torch.get_rng_state())}"
+    told = {"python": f"{hash(numbers) & _MASK:x}.{gauss}", "torch": f"{_of_tensor(torch.get_rng_state()):x}"}
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
-        told += f" {_of_numpy(numpy)}"
+        told["numpy"] = f"{_of_numpy(numpy):x}"
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        told += f" {_of_tensor(torch.cuda.get_rng_state())}"
-    return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
+        told["device"] = f"{_of_tensor(torch.cuda.get_rng_state()):x}"
+    return told
 
 
 def _of_tensor(state: torch.Tensor) -> int:
@@ -38,7 +38,7 @@ def _of_tensor(state: torch.Tensor) -> int:
     except RuntimeError:
         # Without NumPy: ten times as slow.
         digests = rows_of([state.reshape(1, -1)])
-        return 0 if digests is None else int(digests.item())
+        return 0 if digests is None else int(digests.item()) & _MASK
 
 
 def _of_numpy(numpy: Any) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from chaos.external.observation.fetched import Batch, FetchedBatches
-from chaos.external.observation.random_states import digest_of_random_states
+from chaos.external.observation.random_states import random_states
 from chaos.external.observation.rows import Later, in_base64, rows_of, tensors_in
 from mecefo_runtime.system.command_records import SamplerSeen, StepSeen
 from mecefo_runtime.system.record import Record
@@ -50,8 +50,8 @@ class _Step:
 
     passes: list[_Pass] = field(default_factory=list)
     num_backwards: int = 0
-    random: str = ""
-    draws: bool | None = None
+    random: dict[str, str] = field(default_factory=dict)
+    draws: tuple[str, ...] | None = None
     # By id of the optimizer: learning rates, and the other settings.
     rates: dict[int, tuple[tuple[float, ...], str]] = field(default_factory=dict)
 
@@ -82,7 +82,7 @@ class StepWatch:
             return
         began = time.perf_counter()
         if not self._step.passes:
-            self._step.random = digest_of_random_states()
+            self._step.random = random_states()
         tensors = [] if keywords is None else [*tensors_in(arguments), *tensors_in(keywords)]
         self._step.passes.append(self._pass(tensors))
         self._cost.add(time.perf_counter() - began)
@@ -107,10 +107,11 @@ class StepWatch:
         """The gradients are complete, and an optimizer is about to use them; `is_late`: it has done so before this."""
         if is_late:
             # Whether the step drew from the generators, or something after it did, is not known.
-            self._step.random = ""
+            self._step.random = {}
         elif self._step.draws is None and self._step.random:
             began = time.perf_counter()
-            self._step.draws = digest_of_random_states() != self._step.random
+            now = random_states()
+            self._step.draws = tuple(name for name, state in now.items() if self._step.random.get(name) != state)
             self._cost.add(time.perf_counter() - began)
 
     def stepping(self, step: int, optimizer: Optimizer) -> None:
