@@ -58,6 +58,10 @@ class Observer(Protocol):
         """It is over."""
         ...
 
+    def on_scaler_made(self, scaler: object) -> None:
+        """The script has made a GradScaler."""
+        ...
+
     def on_scaled(self, outputs: object, scaled: object) -> None:
         """A GradScaler has made `scaled` of `outputs`."""
         ...
@@ -160,6 +164,7 @@ class TorchHooks:
         self._replace(iterators, "_next_index", self._watch_indices)
         self._replace(iterators, "_reset", self._watch_reset)
         self._replace(Optimizer, "load_state_dict", self._watch_load)
+        self._replace(torch.amp.GradScaler, "__init__", self._watch_scaler)
         self._replace(torch.amp.GradScaler, "scale", self._watch_scale)
         self._replace(torch.amp.GradScaler, "step", self._watch_scaled_step)
         self.await_forward()
@@ -340,6 +345,13 @@ class TorchHooks:
             return result
 
         return load_state_dict
+
+    def _watch_scaler(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def init(scaler: Any, *args: Any, **kwargs: Any) -> None:
+            original(scaler, *args, **kwargs)
+            self._observer.on_scaler_made(scaler)
+
+        return init
 
     def _watch_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def scale(scaler: Any, outputs: Any) -> Any:

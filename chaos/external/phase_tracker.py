@@ -23,6 +23,7 @@ from chaos.external.figures import Figures
 from chaos.external.hooks import TorchHooks
 from chaos.external.identity import RANK_PID, identify, may_be_rank
 from chaos.external.observation.step_watch import StepWatch
+from chaos.external.observation.whole_state import Scalers
 from chaos.external.optimizers import Optimizers, parameters_of
 from chaos.external.rank import Rank
 from chaos.external.saving import SaveFailure, Saves
@@ -93,6 +94,7 @@ class PhaseTracker:
         self._rank: Rank | None = None
         self._figures = Figures()
         self._watch = StepWatch(self._emit_later)
+        self._scalers = Scalers()
         # The model was called in the step under way.
         self._has_forward = False
         self._managers = Managers(self._on_rejected)
@@ -197,6 +199,11 @@ class PhaseTracker:
         if self._stall_reason.is_watching:
             parameters = parameters_of(self._optimizers.training())
             self._stall_reason.computed_back(tensors, (parameter.grad for parameter in parameters))
+
+    @_guarded
+    def on_scaler_made(self, scaler: object) -> None:
+        """See `Observer`."""
+        self._scalers.add(scaler)
 
     @_guarded
     def on_scaled(self, outputs: object, scaled: object) -> None:
@@ -473,7 +480,7 @@ class PhaseTracker:
             return
         identity = identify(self._environment, self._managers.replica_group())
         subject = ExternalSubject(self._optimizers.training, self._is_step_unseen, self._called_module)
-        self._rank = Rank(self._environment, identity, subject, self._optimizers, self._loads)
+        self._rank = Rank(self._environment, identity, subject, self._optimizers, self._loads, self._scalers)
         self.hooks.watch_departure()
         self._figures.set_world_size(identity.world_size)
         if phase < COMMIT:

@@ -10,7 +10,7 @@ from typing import Any
 
 from chaos.external.connection import connect
 from chaos.external.identity import Identity
-from chaos.external.observation.whole_state import WholeState
+from chaos.external.observation.whole_state import Scalers, WholeState
 from chaos.external.optimizers import Optimizers
 from chaos.external.replica_state import ReplicaState
 from chaos.external.resumption import Resumption, digest_of
@@ -39,6 +39,7 @@ class Rank:
         subject: ExternalSubject,
         optimizers: Optimizers,
         loads: Sequence[object] | None,
+        scalers: Scalers,
     ) -> None:
         """Connect.
 
@@ -50,7 +51,7 @@ class Rank:
         self.agent, self._report = connect(environment, identity)
         self.agent.expose(subject)
         self._state = ReplicaState(subject, self._report_state)
-        whole = WholeState(optimizers.made, subject, digest_of)
+        whole = WholeState(optimizers.made, subject, digest_of, scalers)
         self.resumption = Resumption(self.agent.start, optimizers, loads, whole.fields)
         self._began_seconds = 0.0
         # No loss that is not finite has been reported.

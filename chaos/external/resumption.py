@@ -92,7 +92,8 @@ class Resumption:
         self.is_due = not is_first_pass
         self.digest = self._digest()
         if is_first_pass and self.digest is not None:
-            self.state = {"parameters": self.digest, **self._look_at_rest()}
+            # Once, and belongs to the start: to find the model and its buffers takes longer than ever after.
+            self.state = {"parameters": self.digest, **self._rest()}
         self._own_steps, self._had_state = self._optimizers.own_steps(), self._optimizers.has_state()
         matched = self._start.states.get(self.digest or "", ())
         self._matched = matched if is_first_pass else tuple(step for step in matched if step > 0)

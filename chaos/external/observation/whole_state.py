@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -18,10 +19,45 @@ from chaos.external.subject import ExternalSubject
 Digest = Callable[[Iterable[Tensor]], str | None]
 
 
+class Scalers:
+    """The GradScalers of this process."""
+
+    def __init__(self) -> None:
+        self._made: list[weakref.ref[Any]] = []
+        self._has_looked = False
+
+    def add(self, scaler: object) -> None:
+        """The script made one."""
+        self._made.append(weakref.ref(scaler))
+
+    def state(self) -> str:
+        """Scale and growth tracker of each that is enabled, as JSON; empty where there is none."""
+        if not self._has_looked:
+            # Those that were made before anybody watched. By the real type: what passes for a scaler may do anything.
+            self._has_looked = True
+            kind, known = torch.amp.GradScaler, {id(one()) for one in self._made}
+            every = (one for one in gc.get_objects() if issubclass(type(one), kind))
+            self._made += [weakref.ref(one) for one in every if id(one) not in known]
+        living = (scaler for one in self._made if (scaler := one()) is not None and scaler.is_enabled())
+        told = [
+            {"scale": state["scale"], "growth": state["_growth_tracker"]}
+            for one in living
+            if (state := one.state_dict())
+        ]
+        return json.dumps(told) if told else ""
+
+
 class WholeState:
     """Looks when it is asked; see `mecefo_runtime.system.command_records.TrainingEntered` for the fields."""
 
-    def __init__(self, optimizers: Callable[[], list[Optimizer]], subject: ExternalSubject, digest_of: Digest) -> None:
+    def __init__(
+        self,
+        optimizers: Callable[[], list[Optimizer]],
+        subject: ExternalSubject,
+        digest_of: Digest,
+        scalers: Scalers,
+    ) -> None:
+        self._scalers = scalers
         self._optimizers = optimizers
         self._subject = subject
         self._digest_of = digest_of
@@ -36,7 +72,7 @@ class WholeState:
             "buffers": self._digest_of(self._buffers()) or "",
             "optimizer": self._digest_of(_moments(made)) or "",
             "optimizer_steps": max(counts) if counts else None,
-            "scaler": _scalers(),
+            "scaler": self._scalers.state(),
             "rates": tuple(rate for rates, _ in known for rate in rates) if len(known) == len(settings) else (),
             "groups": "[" + ",".join(others for _, others in known) + "]" if len(known) == len(settings) else "",
             "is_whole": True,
@@ -59,16 +95,3 @@ def _moments(optimizers: Iterable[Optimizer]) -> Iterator[Tensor]:
                 for name, value in state.items():
                     if isinstance(value, Tensor) and name != "step":
                         yield value
-
-
-def _scalers() -> str:
-    """Scale and growth tracker of every enabled GradScaler of the process, in their order."""
-    kind: type = torch.amp.GradScaler
-    # By the real type: what passes for a scaler may do anything when asked.
-    found = [one for one in gc.get_objects() if issubclass(type(one), kind)]
-    told = [
-        {"scale": state["scale"], "growth": state["_growth_tracker"]}
-        for one in found
-        if one.is_enabled() and (state := one.state_dict())
-    ]
-    return json.dumps(told) if told else ""

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from chaos.external.observation.whole_state import WholeState
+from chaos.external.observation.whole_state import Scalers, WholeState
 from chaos.external.resumption import digest_of
 from chaos.external.subject import ExternalSubject
 
@@ -17,7 +17,10 @@ class Training:
         self.model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
         self.model.register_buffer("scratch", torch.zeros(2), persistent=False)
         self.optimizer = kind(self.model.parameters(), lr=0.1, **settings)
-        self.state = WholeState(lambda: [self.optimizer], ExternalSubject(lambda: [self.optimizer]), digest_of)
+        self.scalers = Scalers()
+        self.state = WholeState(
+            lambda: [self.optimizer], ExternalSubject(lambda: [self.optimizer]), digest_of, self.scalers
+        )
 
     def step(self):
         self.model(torch.ones(2, 3)).sum().backward()
@@ -77,6 +80,7 @@ def test_momentum_without_a_count():
 
 def test_a_scaler_before_its_first_step_and_after_a_load():
     training = Training()
+    # Before anybody watched.
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     before = training.fields["scaler"]
     assert "1024.0" in before
@@ -88,6 +92,7 @@ def test_a_scaler_before_its_first_step_and_after_a_load():
     del scaler
     again = torch.amp.GradScaler("cpu", init_scale=1024.0)
     again.load_state_dict(saved)
+    training.scalers.add(again)
     assert training.fields["scaler"] == halved
     del again
     disabled = torch.amp.GradScaler("cpu", enabled=False)

@@ -1,0 +1,297 @@
+"""Each restart of a command: where it continues, and how its training differs from the one before.
+
+Two comparisons, without a second run (design: a *repeated step* is one that two attempts took):
+
+- steps: the last pass of each step against the newest pass before it, rank by rank;
+- states: what was saved against what the ranks have before their first step.
+
+Losses and parameters after a step say that something differs, not what; they are judged only where two undisturbed
+passes of a step agreed (this run and its baseline before the fault, or two starts from one checkpoint).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import inf, isfinite
+
+from harness.analysis.contained import charge
+from harness.analysis.resume.differences import (
+    Compared,
+    Difference,
+    History,
+    Kind,
+    compare_states,
+    compare_steps,
+)
+from harness.analysis.resume.observed import Observed
+from mecefo_runtime.system.command_records import CheckpointBegun, StepSeen
+from mecefo_runtime.system.reason import Reason
+
+# So many steps must have been taken twice, undisturbed, before their agreement says anything.
+MIN_STEPS_OF_PAIR = 3
+# Two undisturbed passes whose losses differ by more than this do not agree.
+MAX_SPREAD = 1e-3
+# Their spread is that of few steps.
+_SPREAD_FACTOR = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """One restart: attempt `attempt` continues after the step `resumed_after`; `against` says what it is compared with.
+
+    `aligned_by` is how that step is known: `parameters`, or `checkpoint` (the one that was loaded); None: nothing is
+    compared, and `unknown` says why. `steps` is the number of steps that were compared, `kinds` what was compared, and
+    `unobserved` why something was not. `differences` has the judged ones first.
+    """
+
+    attempt: int
+    resumed_after: int | None = None
+    against: str = "before"
+    aligned_by: str | None = None
+    unknown: Reason | None = None
+    steps: int = 0
+    kinds: tuple[Kind, ...] = ()
+    unobserved: tuple[Reason, ...] = ()
+    differences: tuple[Difference, ...] = ()
+
+    @property
+    def judged(self) -> tuple[Difference, ...]:
+        """The differences that make another training."""
+        return tuple(one for one in self.differences if one.is_judged)
+
+    @property
+    def first_differing_step(self) -> int | None:
+        """The first step that is another one."""
+        return min((one.step for one in self.judged), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """By how much losses and parameters of two undisturbed passes differed; None: there was no such pair."""
+
+    loss: float | None = None
+    parameters_agree: bool | None = None
+
+
+@dataclass(slots=True)
+class Pair:
+    """Two undisturbed passes."""
+
+    losses: list[float] = field(default_factory=list)
+    sums: list[bool] = field(default_factory=list)
+
+    def add(
+        self, one: Observed, other: Observed, pairs: Iterable[tuple[tuple[int, int], tuple[int, int], int]]
+    ) -> None:
+        """Look at the steps (place in `one`, place in `other`, step)."""
+        for place, second, step in pairs:
+            charge()
+            first, last = one.steps.get(place, {}).get(step), other.steps.get(second, {}).get(step)
+            if first is not None and last is not None and first.loss is not None and last.loss is not None:
+                self.losses.append(_deviation(first.loss, last.loss))
+            a, b = one.sums.get(place, {}).get(step), other.sums.get(second, {}).get(step)
+            if a is not None and b is not None:
+                self.sums.append(a.sums == b.sums)
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """What they show."""
+        worst = max(self.losses, default=inf)
+        is_enough = len(self.losses) >= MIN_STEPS_OF_PAIR and worst <= MAX_SPREAD
+        return Tolerance(
+            loss=_SPREAD_FACTOR * worst if is_enough else None,
+            parameters_agree=all(self.sums) if len(self.sums) >= MIN_STEPS_OF_PAIR else None,
+        )
+
+
+def read_resumes(
+    main: Observed, attempts: Sequence[int], baseline: Observed | None, first_fault_seconds: float | None
+) -> tuple[Resume, ...]:
+    """One for each restart that came to a step, and one for the whole run against its fault-free baseline.
+
+    `attempts` are the numbers of those of the main job that took steps, in their order.
+    """
+    pair = _undisturbed(main, attempts, baseline, first_fault_seconds)
+    found = []
+    for index, attempt in enumerate(attempts[1:], 1):
+        found.append(_resume(main, attempts[:index], attempt, pair))
+    if baseline is not None and baseline.steps and attempts and first_fault_seconds is not None:
+        found.append(_against_baseline(main, attempts, baseline, first_fault_seconds, pair))
+    return tuple(found)
+
+
+def _undisturbed(
+    main: Observed, attempts: Sequence[int], baseline: Observed | None, first_fault_seconds: float | None
+) -> Tolerance:
+    pair = Pair()
+    if baseline is not None and baseline.attempts and first_fault_seconds is not None:
+        twin = baseline.attempts[0]
+        for (attempt, rank), steps in main.steps.items():
+            own = [step for step, seen in steps.items() if seen.monotonic_seconds < first_fault_seconds]
+            pair.add(main, baseline, (((attempt, rank), (twin, rank), step) for step in own))
+    # Starts from one checkpoint.
+    by_step: dict[int, list[int]] = {}
+    for attempt in attempts[1:]:
+        after, _, _ = _place(main, attempts, attempt)
+        if after is not None:
+            by_step.setdefault(after, []).append(attempt)
+    for after, some in by_step.items():
+        for one, other in pairwise(some):
+            for rank in main.ranks(one):
+                common = main.steps[one, rank].keys() & main.steps.get((other, rank), {}).keys()
+                own = [step for step in common if step > after]
+                pair.add(main, main, (((one, rank), (other, rank), step) for step in own))
+    return pair.tolerance
+
+
+def _place(main: Observed, attempts: Sequence[int], attempt: int) -> tuple[int | None, str | None, Reason | None]:
+    """After which step an attempt continues, how that is known, and why it is not."""
+    ranks = [rank for rank in main.ranks(attempt) if (attempt, rank) in main.entered]
+    if not ranks:
+        return None, None, Reason("not_entered")
+    by_parameters = {main.entered[attempt, rank].step for rank in ranks}
+    counted = {one.resumed_after for rank in ranks if (one := main.counted.get((attempt, rank))) is not None} - {None}
+    if by_parameters and None not in by_parameters:
+        if len(by_parameters) > 1:
+            return None, None, Reason("ranks_apart", steps=sorted(step for step in by_parameters if step is not None))
+        return next(iter(by_parameters)), "parameters", None
+    loaded = main.step_loaded(attempt)
+    if loaded is not None and (not counted or counted == {loaded}):
+        return loaded, "checkpoint", None
+    return None, None, Reason("not_aligned")
+
+
+def _resume(main: Observed, earlier: Sequence[int], attempt: int, pair: Tolerance) -> Resume:
+    after, aligned_by, unknown = _place(main, earlier, attempt)
+    if after is None or aligned_by is None:
+        return Resume(attempt, unknown=unknown)
+    compared, unobserved = Compared(), []
+    sizes = {main.world_sizes.get(number) for number in (*earlier[-1:], attempt)} - {None}
+    is_resized = len(sizes) > 1
+    if is_resized:
+        unobserved.append(Reason("world_size_changed", sizes=sorted(size for size in sizes if size is not None)))
+    if after and not is_resized:
+        _compare_states(main, earlier, attempt, after, compared)
+    passes = _passes_before(main, earlier)
+    history = History.of(seen for steps in passes.values() for seen, _ in steps.values())
+    for rank in main.ranks(attempt):
+        own, groups = main.steps[attempt, rank], main.groups(attempt, rank)
+        for step in sorted(own):
+            known = passes.get(rank, {}).get(step)
+            if known is None or step <= after:
+                continue
+            charge(len(own[step].batches) + 4)
+            seen, from_attempt = known
+            settings = main.groups(from_attempt, rank).get(step, ""), groups.get(step, "")
+            compare_steps(rank, seen, own[step], settings, None if is_resized else history, compared)
+            if is_resized:
+                continue
+            _compare_results(main, (from_attempt, rank), main, (attempt, rank), step, pair, compared)
+    return Resume(
+        attempt,
+        after,
+        aligned_by=aligned_by,
+        steps=len(compared.steps),
+        kinds=tuple(sorted(compared.kinds)),
+        unobserved=tuple(unobserved),
+        differences=compared.differences(),
+    )
+
+
+def _passes_before(main: Observed, earlier: Sequence[int]) -> Mapping[int, Mapping[int, tuple[StepSeen, int]]]:
+    """By rank and step the newest pass of the attempts `earlier`, and which attempt's it is."""
+    found: dict[int, dict[int, tuple[StepSeen, int]]] = {}
+    for attempt in earlier:
+        for rank in main.ranks(attempt):
+            own = main.steps[attempt, rank]
+            charge(len(own))
+            found.setdefault(rank, {}).update({step: (seen, attempt) for step, seen in own.items()})
+    return found
+
+
+def _compare_states(main: Observed, earlier: Sequence[int], attempt: int, after: int, into: Compared) -> None:
+    saved: dict[int, CheckpointBegun] = {}
+    for number in earlier:
+        for (of_attempt, rank), saves in main.saves.items():
+            if of_attempt == number:
+                newest = [one for one in saves if one.step == after]
+                if newest:
+                    saved[rank] = newest[-1]
+    for rank in main.ranks(attempt):
+        entered = main.entered.get((attempt, rank))
+        if entered is not None and saved:
+            compare_states(rank, saved.get(rank), saved.values(), entered, after + 1, into)
+
+
+def _compare_results(
+    one: Observed,
+    place: tuple[int, int],
+    other: Observed,
+    second: tuple[int, int],
+    step: int,
+    pair: Tolerance,
+    into: Compared,
+) -> None:
+    """Losses and parameters of two passes of a step."""
+    before, after = one.steps[place][step], other.steps[second][step]
+    if before.loss is not None and after.loss is not None:
+        limit = 0.0 if pair.loss is None else pair.loss
+        is_same = _deviation(before.loss, after.loss) <= limit
+        into.saw(
+            "loss",
+            None
+            if is_same
+            else Difference(
+                "loss", step, (second[1],), is_judged=pair.loss is not None, before=before.loss, after=after.loss
+            ),
+        )
+    a, b = one.sums.get(place, {}).get(step), other.sums.get(second, {}).get(step)
+    if a is not None and b is not None:
+        is_judged = pair.parameters_agree is True
+        into.saw(
+            "parameters",
+            None if a.sums == b.sums else Difference("parameters", step, (second[1],), is_judged=is_judged),
+        )
+
+
+def _against_baseline(
+    main: Observed, attempts: Sequence[int], baseline: Observed, first_fault_seconds: float, pair: Tolerance
+) -> Resume:
+    """The steps after the first fault, in their last pass, against those of the baseline."""
+    twin = baseline.attempts[0]
+    compared, unobserved = Compared(), []
+    passes = _passes_before(main, attempts)
+    history = History.of(seen for rank in baseline.ranks(twin) for seen in baseline.steps[twin, rank].values())
+    if set(passes) != set(baseline.ranks(twin)):
+        unobserved.append(Reason("world_size_changed", sizes=[len(baseline.ranks(twin)), len(passes)]))
+        passes = {}
+    for rank, steps in passes.items():
+        theirs, groups = baseline.steps[twin, rank], baseline.groups(twin, rank)
+        for step in sorted(steps.keys() & theirs.keys()):
+            seen, attempt = steps[step]
+            if seen.monotonic_seconds < first_fault_seconds:
+                continue
+            charge(len(seen.batches) + 4)
+            settings = groups.get(step, ""), main.groups(attempt, rank).get(step, "")
+            compare_steps(rank, theirs[step], seen, settings, history, compared)
+            _compare_results(baseline, (twin, rank), main, (attempt, rank), step, pair, compared)
+    return Resume(
+        attempts[-1],
+        against="baseline",
+        aligned_by="step",
+        unknown=None if compared.steps else Reason("no_common_steps"),
+        steps=len(compared.steps),
+        kinds=tuple(sorted(compared.kinds)),
+        unobserved=tuple(unobserved),
+        differences=compared.differences(),
+    )
+
+
+def _deviation(before: float, after: float) -> float:
+    if before == after or (before != before and after != after):
+        return 0.0
+    if not (isfinite(before) and isfinite(after)):
+        return inf
+    return abs(after - before) / max(abs(before), 1e-12)
