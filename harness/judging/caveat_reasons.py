@@ -16,6 +16,7 @@ from harness.analysis.integrity import LOSS_STEPS
 from harness.analysis.job_failures import failure_text
 from harness.analysis.steps import WARM_UP_STEPS, WORK_UNITS
 from harness.analysis.words import count, exit_text, name_numbers, name_ranks, name_seconds, one_line
+from harness.judging.resume_words import NOT_COMPARED
 from harness.judging.shared_texts import capital, lost_words, shared_text
 from mecefo_runtime.system.reason import Made, Reason, Table
 
@@ -273,6 +274,16 @@ NO_DEVIATION: Mapping[str, str] = {
 }
 
 
+def _not_compared(attempt: int, because: str, against: str | None = None) -> str:
+    why = NOT_COMPARED.get(because, because)
+    if against == "baseline":
+        return f"Batches, learning rates and states were not compared with the fault-free baseline: {why}."
+    return (
+        f"Whether it is still the same training after the restart (attempt {attempt}) is not known. Nothing was "
+        f"compared: {why}."
+    )
+
+
 def _no_deviation(because: str) -> str:
     return f"No loss deviation: {NO_DEVIATION.get(because, because)}."
 
@@ -463,6 +474,9 @@ CAVEATS = Table(
             _rejected,
             "{steps} steps, from {first_step} on, were rejected: committed, but the model learned nothing from their "
             "samples.",
+        ),
+        "restart_not_compared": Made(
+            _not_compared, "Attempt {attempt} was not compared with the steps before the restart: {because}."
         ),
         "no_verified_effect": "Incident {incident} ({fault}) had no verified effect: it counts in no figure.",
         "outlasted": Made(

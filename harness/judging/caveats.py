@@ -52,6 +52,7 @@ def caveats(
     """The caveats of a run; `summary` holds its figures already. `part` contains those of which one fails."""
     return [
         *part(lambda: _of_the_log(summary, num_unreadable)),
+        *part(lambda: _of_the_resumes(summary)),
         *part(lambda: _of_the_set_up(summary)),
         *part(lambda: _of_other_runs(summary)),
         *part(lambda: _of_the_command(summary, timeline)),
@@ -76,6 +77,15 @@ def _of_the_log(summary: Summary, num_unreadable: int) -> Iterator[Reason]:
         yield Reason("log_cut_off")
     if num_unreadable:
         yield Reason("lines_left_out", number=num_unreadable)
+
+
+def _of_the_resumes(summary: Summary) -> Iterator[Reason]:
+    """Restarts that were compared with nothing."""
+    for one in summary.resumes:
+        if not one.kinds:
+            why = "nothing_compared" if one.unknown is None else one.unknown.code
+            against = one.against if one.against == "baseline" else None
+            yield Reason("restart_not_compared", attempt=one.attempt, because=why, against=against)
 
 
 def _of_the_set_up(summary: Summary) -> Iterator[Reason]:

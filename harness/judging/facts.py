@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import Any
+
 from harness.analysis.attribution import UnplannedLoss
 from harness.analysis.command.attempts import Attempt
 from harness.analysis.command.generations import Overlap
+from harness.analysis.resume.differences import Difference
+from harness.analysis.resume.resumes import Resume
 from harness.judging.shared_texts import shared_text
-from harness.judging.summary import UnplannedLossSummary
+from harness.judging.summary import Summary, UnplannedLossSummary
 from mecefo_runtime.system.reason import Reason
 
 
@@ -55,3 +60,18 @@ def overlap_of(one: Overlap) -> Reason:
         steps=one.steps,
         saves=one.saves,
     )
+
+
+def training_differs(summary: Summary, one: Resume) -> Reason:
+    """What a restart has changed."""
+    samples = None
+    if one.against == "before" and summary.samples_repeated is not None:
+        figures = {"repeated": summary.samples_repeated, "size": summary.samples_size, "missed": summary.samples_missed}
+        samples = {key: value for key, value in figures.items() if value is not None}
+    against = one.against if one.against == "baseline" else None
+    found = [_told(difference) for difference in one.judged]
+    return Reason("training_differs", attempt=one.attempt, differences=found, against=against, samples=samples)
+
+
+def _told(difference: Difference) -> dict[str, Any]:
+    return {key: value for key, value in asdict(difference).items() if value is not None}

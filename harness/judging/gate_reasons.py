@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Literal
 
+from harness.judging.resume_words import NOT_COMPARED
 from harness.judging.units import Unit, written
 from mecefo_runtime.system.reason import Made, Reason, Table
 
@@ -52,6 +53,7 @@ MISSING: Mapping[str, str] = {
     "no_baseline": "there is no fault-free baseline to compare with, or it was disturbed: the caveats say which",
     "never_approximates": "the strategy of the job never approximates, or no step was committed",
     "no_checkpoint_seen": "no checkpoint was seen being saved",
+    **NOT_COMPARED,
 }
 """Why a run has no value of a metric, by code."""
 

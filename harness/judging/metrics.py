@@ -34,6 +34,7 @@ class Metric:
     own, any difference is one. `noise_of_speed` says how the noise of the speed within a run carries over: as points,
     as a share of the figure, or None where nothing within a single run tells how much the figure varies.
 
+    With `is_of_restarts` it is of the comparison of the restarts, which says itself why there is none.
     `why_missing` is a code for why a run may have no value of it. `needs_count` marks what has none either
     where the numbers of steps are not known.
 
@@ -58,9 +59,12 @@ class Metric:
     exported: str | None = None
     why_missing: Missing | None = None
     needs_count: bool = False
+    is_of_restarts: bool = False
 
     def why_no_value(self, summary: Summary) -> str | None:
         """Why `summary` has no value of it, a code of `harness.judging.gate_reasons.MISSING`; None: not known."""
+        if self.is_of_restarts:
+            return _why_not_compared(self.name, summary)
         if self.needs_count and (because := summary.steps_unknown_because) is not None:
             return because if because in MISSING else NOT_COUNTED
         return self.why_missing
@@ -254,6 +258,42 @@ METRICS: Mapping[str, Metric] = {
         ),
         Metric(
             "samples_lost", "number", "samples missed or used twice", only_grows=True, better="lower", is_count=True
+        ),
+        Metric(
+            "resume_differs",
+            "number",
+            "what differs between a training and itself after its restarts: batches, rates, states, ...",
+            needs_every_rank=True,
+            is_of_restarts=True,
+            better="lower",
+            is_count=True,
+        ),
+        Metric(
+            "first_differing_step",
+            "number",
+            "the first step that is another one than before the restart",
+            needs_every_rank=True,
+            is_of_restarts=True,
+            better="higher",
+            is_count=True,
+        ),
+        Metric(
+            "samples_repeated",
+            "number",
+            "samples that a restart made a command use twice in an epoch",
+            needs_every_rank=True,
+            is_of_restarts=True,
+            better="lower",
+            is_count=True,
+        ),
+        Metric(
+            "samples_missed",
+            "number",
+            "samples that a restart made a command leave out of an epoch",
+            needs_every_rank=True,
+            is_of_restarts=True,
+            better="lower",
+            is_count=True,
         ),
         Metric(
             "diverged_units",
@@ -469,6 +509,16 @@ METRICS: Mapping[str, Metric] = {
         ),
     )
 }
+
+
+def _why_not_compared(name: str, summary: Summary) -> str:
+    if name.startswith("samples_"):
+        return "no_restart" if summary.samples_unknown is None else summary.samples_unknown.code
+    if not summary.resumes:
+        return "no_restart"
+    if summary.resume_differs is not None:
+        return "no_difference"
+    return next((one.unknown.code for one in summary.resumes if one.unknown is not None), "nothing_compared")
 
 
 def find(name: str) -> Metric | None:

@@ -16,6 +16,7 @@ from harness.analysis.incident import MeasuredIncident
 from harness.analysis.integrity import LossFigures, first_non_finite
 from harness.analysis.overlaps import read_overlaps
 from harness.analysis.regroups import StateRestore
+from harness.analysis.resume.read import ResumeFigures, read_own_job, read_resume_figures
 from harness.analysis.state import EventLog, RunState, state_of
 from harness.analysis.steps import WARM_UP_STEPS, CommittedStep, median_step_seconds, median_work_per_second
 from harness.analysis.throughput import ThroughputFigures
@@ -206,6 +207,7 @@ def _figures(state: RunState, times: Timeline | None, problems: _Problems) -> Su
         baseline or unknown(BaselineFigures),
         incidents,
         generations or unknown(GenerationFigures),
+        own.attempt("comparison of the restarts", lambda: _resumes(log, timeline)) or unknown(ResumeFigures),
         _time(total),
         _state(state, times, problems),
         _machine(state, run.dilation_ratio, problems),
@@ -492,6 +494,20 @@ def _generations(state: RunState, times: Timeline) -> GenerationFigures:
         orphaned_processes=sum(one.num_processes for one in orphans),
         orphaned_ranks=tuple(sorted({rank for one in orphans for rank in one.ranks})),
         parameters_not_finite=sum(one.values for one in times.parameters_not_finite) if looked else None,
+    )
+
+
+def _resumes(state: RunState, times: Timeline) -> ResumeFigures:
+    if not times.traits.restarts_by_launcher:
+        return read_own_job(times.steps.every, times.baseline.first)
+    # Whose baseline was disturbed itself is compared with nothing.
+    baseline = [] if times.is_baseline_disturbed else list(state.of(Record, BASELINE_JOB))
+    return read_resume_figures(
+        list(state.of(Record)),
+        baseline,
+        () if times.told is None else times.told.saved,
+        first_fault_seconds=times.first_injected,
+        are_steps_counted=times.steps_are_counted,
     )
 
 

@@ -16,6 +16,7 @@ from harness.analysis.hosts import HostFigures
 from harness.analysis.integrity import LossFigures
 from harness.analysis.overlaps import OverlappingRun
 from harness.analysis.regroups import StateRestore
+from harness.analysis.resume.read import ResumeFigures
 from harness.analysis.throughput import Speeds, ThroughputFigures
 from harness.judging.gate_reasons import gate_text
 from harness.judging.units import Unit
@@ -313,6 +314,7 @@ class Summary(
     MachineFigures,
     StateFigures,
     TimeFigures,
+    ResumeFigures,
     GenerationFigures,
     IncidentFigures,
     LossFigures,

@@ -18,7 +18,7 @@ from harness.analysis.timeline import Timeline
 from harness.analysis.undecided import LEFT_IN_ORDER
 from harness.analysis.violations import find_diverged_units
 from harness.judging.always_checked import CheckCode, checks_of, kind_of_job
-from harness.judging.facts import overlap_of, ranks_resumed_apart, unplanned_loss
+from harness.judging.facts import overlap_of, ranks_resumed_apart, training_differs, unplanned_loss
 from harness.judging.own_failures import has_failed_by_itself, idle_attempt, own_failures
 from harness.judging.summary import GateResult, Summary, UnplannedLossSummary
 from harness.judging.undecided import why_undecided
@@ -125,7 +125,14 @@ def judge(
         found = [("pass", Reason("passed", num_gates=len(gates), num_incidents=num_incidents))]
     again = summary.steps_from_scratch
     scratch: list[Against] = [(verdict, Reason("started_from_scratch", steps=again))] if again else []
-    return Verdict.of(verdict, [*scratch, *found])
+    return Verdict.of(verdict, [*scratch, *_other_trainings(verdict, summary), *found])
+
+
+def _other_trainings(verdict: Outcome, summary: Summary) -> Iterable[Against]:
+    """What must not be read past, whatever the verdict: a gate decides whether the run fails because of it."""
+    for one in summary.resumes:
+        if one.judged:
+            yield verdict, training_differs(summary, one)
 
 
 def _unless(doubts: Sequence[Reason], reasons: Iterable[Against]) -> Iterable[Against]:

@@ -16,6 +16,7 @@ from harness.analysis.contained import PROBLEMS
 from harness.analysis.job_failures import failure_text
 from harness.analysis.words import count, exit_text, name_ranks
 from harness.judging.gate_reasons import gate_text
+from harness.judging.resume_words import training_differs_words
 from harness.judging.shared_texts import SHARED, lower, shared_text
 from harness.store.doubt_reasons import LOG_DOUBTS
 from mecefo_runtime.system.reason import Made, Reason, Table
@@ -297,6 +298,9 @@ VERDICT = Table(
         "passed": Made(_passed, "every fault was verified and the job recovered; all {num_gates} gates passed"),
         "started_from_scratch": Made(
             _from_scratch, "the job did not resume: it started again from step 1 and recomputed {steps} steps"
+        ),
+        "training_differs": Made(
+            training_differs_words, "it is another training since the restart (attempt {attempt}): {differences}"
         ),
         # leftovers
         "processes_left": Made(_processes_left, "processes were left behind: {processes}; `chaos heal` ends them"),

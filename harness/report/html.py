@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from harness.analysis.contained import PROBLEMS, attempt, could_not
 from harness.analysis.words import count, name_seconds, speed_text, target_text
+from harness.judging.resume_words import resume_lines, resume_title, samples_line
 from harness.judging.summary import GateResult, IncidentSummary, Summary
 from harness.report import bars, charts, history, speed, tables, wording
 from harness.report.bars import Part
@@ -85,6 +86,8 @@ def render(
         unaccounted_seconds=wording.unaccounted_seconds(summary),
         gates=[_gate(gate, decided.get(gate.expression, [])) for gate in summary.gates],
         run_figures=_attempt("figures", lambda: tables.figures_of_the_run(summary), broken) or [],
+        resumes=_attempt("restarts", lambda: list(_resumes(summary)), broken) or [],
+        samples=samples_line(summary) if summary.resumes and summary.traits.is_user_script else None,
         hosts=_attempt("hosts", lambda: list(host_rows(summary)), broken) or [],
         incident_figures=_attempt("figures", lambda: tables.figures_of_the_incidents(summary), broken) or [],
         chronicle=told,
@@ -248,3 +251,9 @@ def _times(summary: Summary, broken: _Broken) -> dict[str, Any] | None:
         "rows": [(part.css, part.words, name_seconds(part.seconds), f"{part.seconds / wall:.1%}") for part in parts],
         "wall": name_seconds(wall),
     }
+
+
+def _resumes(summary: Summary) -> Iterator[tuple[str, list[str], bool]]:
+    """Of each comparison its title, its lines, and whether it found another training."""
+    for one in summary.resumes:
+        yield resume_title(one), resume_lines(one, summary), bool(one.judged)

@@ -16,6 +16,7 @@ from chaos.plain_text import plain
 from harness.analysis.contained import PROBLEMS, attempt, could_not
 from harness.analysis.words import count, name_seconds, one_line, speed_text
 from harness.judging.facts import unplanned_words
+from harness.judging.resume_words import resume_lines, resume_title, samples_line
 from harness.judging.summary import IncidentSummary, Summary
 from harness.report import wording
 from harness.report.curves import Curves, mean_rates, trace
@@ -80,6 +81,7 @@ class _Report:
             ("description", self._what_was_done),
             ("recovery", self._recoveries),
             ("speed", self._speed),
+            ("restarts", self._restarts),
             ("loss", self._loss),
             ("approximation", self._approximation),
             ("time", self._time),
@@ -225,6 +227,16 @@ class _Report:
             meanings = {"F": "F: fault", "R": "R: lost ranks rejoined"}
             told = ", ".join(words for letter, words in meanings.items() if letter in line)
             self._paragraph(f"speed over time ({told})")
+
+    def _restarts(self) -> None:
+        if self._summary.resumes:
+            self._head("Is it still the same training?")
+        for one in self._summary.resumes:
+            self._paragraph(f"{resume_title(one)}.")
+            for line in resume_lines(one, self._summary):
+                self._paragraph(line, indent=4)
+        if self._summary.resumes and self._summary.traits.is_user_script:
+            self._paragraph(samples_line(self._summary))
 
     def _loss(self) -> None:
         loss, baseline = self._summary.final_loss, self._summary.baseline_loss

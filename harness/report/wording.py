@@ -81,8 +81,8 @@ def verdict_sentences(summary: Summary) -> tuple[str | None, Sequence[str]]:
     if not summary.reasons:
         return headline(summary), ()
     if summary.verdict == "pass":
-        # Its only reason has the same words.
-        return headline(summary), ()
+        # One of its reasons has the same words.
+        return headline(summary), tuple(text for _, text in summary.reasons_without(lambda one: one.code == "passed"))
     if summary.verdict == "halted" or _has_failed_by_itself(summary):
         return None, summary.reasons
     if _has_never_trained(summary):

@@ -174,7 +174,7 @@ def _batches(
         is_other = before.indices != after.indices
         yield "batches", Difference("batches", step, (rank,), same_as_step=same) if is_other else None
         if not is_other:
-            yield "content", Difference("content", step, (rank,), is_judged=False)
+            yield "content", Difference("content", step, (rank,), is_judged=False, after="same_samples")
         return
     rows = rows_in(after)
     if not history.rows.isdisjoint(rows):

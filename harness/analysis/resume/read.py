@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from harness.analysis.contained import charge
 from harness.analysis.figures import Figures
+from harness.analysis.resume.differences import Compared, Difference
 from harness.analysis.resume.observed import observe
-from harness.analysis.resume.resumes import Resume, read_resumes
+from harness.analysis.resume.resumes import MIN_STEPS_OF_PAIR, Resume, read_resumes
 from harness.analysis.resume.samples import Samples, count_samples
+from harness.analysis.steps import CommittedStep
 from mecefo_runtime.system.job_records import CheckpointWritten
 from mecefo_runtime.system.reason import Reason
 from mecefo_runtime.system.record import Record
@@ -31,6 +34,50 @@ class ResumeFigures(Figures):
     resumes: tuple[Resume, ...] = ()
 
 
+def read_own_job(steps: Sequence[CommittedStep], baseline: Sequence[CommittedStep]) -> ResumeFigures:
+    """Of the built-in job: steps that were committed again, after it had gone back to a saved state.
+
+    `steps` are all of them by time, `baseline` those of its fault-free baseline. Its batches are told by their
+    checksums; its losses are judged where those of the baseline, which computes the same, are equal before.
+    """
+    passes: dict[int, list[CommittedStep]] = {}
+    for step in steps:
+        charge()
+        passes.setdefault(step.step, []).append(step)
+    theirs = {one.step: one.loss for one in baseline}
+    single = [some[0] for some in passes.values() if len(some) == 1 and some[0].step in theirs]
+    is_exact = len(single) >= MIN_STEPS_OF_PAIR and all(one.loss == theirs[one.step] for one in single)
+    compared, epochs = Compared(), set()
+    for number, some in passes.items():
+        if len(some) < 2:
+            continue
+        first, last = some[0], some[-1]
+        epochs.add(last.epoch)
+        compared.steps.add(number)
+        if first.samples_checksum is not None and last.samples_checksum is not None:
+            is_same = first.samples_checksum == last.samples_checksum
+            compared.saw("batches", None if is_same else Difference("batches", number, ()))
+        if first.learning_rate is not None and last.learning_rate is not None:
+            old, new = (first.learning_rate,), (last.learning_rate,)
+            compared.saw("rates", None if old == new else Difference("rates", number, (), before=old, after=new))
+        if first.loss is not None and last.loss is not None:
+            differs = Difference("loss", number, (), is_judged=is_exact, before=first.loss, after=last.loss)
+            compared.saw("loss", None if first.loss == last.loss else differs)
+    resumes = []
+    if compared.steps:
+        resumes = [
+            Resume(
+                max(epochs),
+                min(compared.steps) - 1,
+                aligned_by="step",
+                steps=len(compared.steps),
+                kinds=tuple(sorted(compared.kinds)),
+                differences=compared.differences(),
+            )
+        ]
+    return _figures(resumes, Samples(unknown=Reason("counted_as_samples_lost")))
+
+
 def read_resume_figures(
     main: Sequence[Record],
     baseline: Sequence[Record],
@@ -43,9 +90,13 @@ def read_resume_figures(
     own, twin = observe(main, saved), observe(baseline)
     attempts = own.attempts
     resumes = read_resumes(own, attempts, twin if are_steps_counted else None, first_fault_seconds)
+    samples = count_samples(own, attempts, resumes) if len(attempts) > 1 else Samples(unknown=Reason("no_restart"))
+    return _figures(resumes, samples)
+
+
+def _figures(resumes: Sequence[Resume], samples: Samples) -> ResumeFigures:
     compared = [one for one in resumes if one.kinds]
     judged = [difference for one in resumes for difference in one.judged]
-    samples = count_samples(own, attempts, resumes) if len(attempts) > 1 else Samples(unknown=Reason("no_restart"))
     return ResumeFigures(
         resume_differs=len({one.kind for one in judged}) if compared else None,
         first_differing_step=min((one.step for one in judged), default=None),
@@ -53,5 +104,5 @@ def read_resume_figures(
         samples_missed=samples.missed,
         samples_size=samples.size,
         samples_unknown=samples.unknown or samples.why_not_missed,
-        resumes=resumes,
+        resumes=tuple(resumes),
     )
