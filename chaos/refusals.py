@@ -54,6 +54,15 @@ def _never_came(phase: str, phases: Sequence[str], is_command: bool = False) -> 
     return f"no {phase} phase came in the job; the phases seen are {joined(phases)}{how}"
 
 
+def _bytes_not_seen(target: str, step: int, num_bytes: int, reached: int | None = None) -> str:
+    seen = (
+        "no file was seen open for writing (a small one is written too fast; after=file is exact)"
+        if reached is None
+        else f"the one that came furthest was at {reached:,}"
+    )
+    return f"the save of {target} after step {step} was over before byte {num_bytes:,} of a file was seen: {seen}"
+
+
 def _ended_before(trigger: str, target: str | None = None) -> str:
     return f"the job ended before {f'{target} came to ' if target else ''}{trigger}"
 
@@ -77,6 +86,15 @@ NOT_FIRED = Table(
         "phase_on_other_ranks": Made(
             _on_other_ranks, "{own} has no {phase} phase; {ranks} have, in {steps}: write {advice}"
         ),
+        "first_not_verified": "incident {incident}, which it follows, was not verified",
+        "bytes_not_seen": Made(
+            _bytes_not_seen,
+            "the save of {target} after step {step} was over before byte {num_bytes} of a file was seen: the one that "
+            "came furthest was seen at byte {reached}",
+        ),
+        "nothing_renamed": "{target} renamed nothing that it had saved after step {step}, on the thread that trains",
+        "no_file_written": "no save of a file by {target} returned after step {step}, on the thread that trains",
+        "no_save_in_flight": "no asynchronous save of {target} was in flight at step {step} or later",
         "phase_never_came": Made(_never_came, "no {phase} phase came in the job; the phases seen are {phases}"),
         "job_ended_before": Made(_ended_before, "the job ended before {target} came to {trigger}"),
         "max_nodes": "{nodes} nodes would be affected at once, more than max_nodes {limit}",

@@ -66,7 +66,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         ),
     ),
     "harness": (
-        *("analysis", "store", "network", "control", "judging", "live", "doctor", "node", "backends"),
+        *("analysis", "store", "network", "control", "judging", "live", "doctor", "node", "checkpoints", "backends"),
         *("report", "exporter"),
         *("run", "comparison", "pytest"),
     ),
@@ -247,7 +247,19 @@ COMMANDS = (
     *("schema", "serve", "shrink", "validate"),
 )
 OPTIONS_OF_RUN = (
-    *("--at", "--on", "--for", "--reference", "--repair", "--every", "--rate", "--count", "--within", "--retrigger"),
+    *(
+        "--at",
+        "--on",
+        "--for",
+        "--reference",
+        "--repair",
+        "--every",
+        "--rate",
+        "--count",
+        "--within",
+        "--retrigger",
+        "--then",
+    ),
     *("--profile", "--param", "-p", "--and", "--nodes-per-rack"),
     *(
         "--nodes",

@@ -12,6 +12,7 @@ from chaos.experiment.command_job import NO_REPAIR, CommandJob
 from chaos.experiment.experiment import Experiment
 from chaos.experiment.fault_spec import PARAMETERS, FaultSpec
 from chaos.experiment.job import Job
+from chaos.faults.process._processes import RUNNING
 from chaos.language.target import ResolvedTarget, resolve
 from chaos.language.trigger import SNAPSHOT_PHASES, Duration
 from chaos.language.validation_errors import Problems
@@ -161,6 +162,12 @@ def _about_time(
         problems.add((*where, "at", "step"), message, rests_on=[_STEPS])
     if violation := _about_phase(fault, job):
         problems.add((*where, "at", "phase"), violation, rests_on=[_CHECKPOINT, _SNAPSHOTS, _STRATEGY, _RUNTIME])
+    if fault.then is not None and not kind.is_latent:
+        message = f"is of faults whose damage shows when it is read, and {fault.kind} shows at once: leave it out"
+        problems.add((*where, "then"), message)
+    if violation := _about_save(fault, kind, job):
+        key = "after" if fault.at.in_save is not None and fault.at.in_save.during is None else "during"
+        problems.add((*where, "at", key), violation, rests_on=[_RUNTIME])
     if fault.at.phase == "encode" and fault.at.at_seconds is None and kind.acts_inside:
         message = f"holds a node's snapshot process, and {fault.kind} needs ranks that are held: choose another phase"
         problems.add((*where, "at", "phase"), message)
@@ -243,6 +250,18 @@ def _about_model(fault: FaultSpec, job: Job, where: KeyPath, problems: Problems)
     if isinstance(bit, int) and bit > _HIGHEST_BIT:
         message = f"parameters, gradients and the rest have 32 bits each: choose 0 to {_HIGHEST_BIT}"
         problems.add((*where, "bit"), message)
+
+
+def _about_save(fault: FaultSpec, kind: type[Fault[Any]], job: Job | CommandJob) -> str | None:
+    """A moment within a save is seen in a script that `chaos` starts."""
+    moment = fault.at.in_save
+    if moment is None:
+        return None
+    if isinstance(job, Job):
+        return f"{moment} is of the saves of a training script of your own: of the built-in job write phase=checkpoint"
+    if moment.num_bytes is not None and (kind.acts_inside or kind.exclusive == RUNNING):
+        return f"{moment} stops the process from outside, and {fault.kind} needs one that runs: write after=file"
+    return None
 
 
 def _about_phase(fault: FaultSpec, job: Job | CommandJob) -> str | None:

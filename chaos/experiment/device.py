@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
 from chaos.errors import UsageError, nearest, shown
-from chaos.language.quantities import parse_bytes
+from chaos.language.sizes import parse_bytes
 from chaos.language.validation_errors import said
 from chaos.user_files import read_input
 from mecefo_runtime.job.link import Link, Links

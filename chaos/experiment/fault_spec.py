@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_serializer, model_validator
 
@@ -14,7 +14,7 @@ from chaos.language.trigger import Duration, Trigger
 from chaos.language.validation_errors import said
 
 # What can be said of every fault. A fault's own parameters have other names.
-FAULT_KEYS = ("kind", "on", "at", "for", "repair", "every", "rate", "count", "within", "retrigger", "draw")
+FAULT_KEYS = ("kind", "on", "at", "for", "repair", "every", "rate", "count", "within", "retrigger", "then", "draw")
 
 PARAMETERS = "parameters"
 
@@ -45,7 +45,8 @@ class FaultSpec(Said):
 
     `lifetime` (`for`) None is the kind's own; `repair` None is what is usual for it, see `schedule`. With `every`
     or `rate` it recurs, and `at` is when it may fire first. `retrigger` says at which attempts of the
-    job's launcher it fires: `once`, `every-attempt`, or a number. What the fault draws when it fires, such as an
+    job's launcher it fires: `once`, `every-attempt`, or a number. `then` is a
+    fault that follows when it is verified. What the fault draws when it fires, such as an
     element of a tensor, it draws as incident `draw` of the run would; None: as the incident that it is. `parameters`
     are those of its kind; in a file they stand beside the other keys.
     """
@@ -74,6 +75,10 @@ class FaultSpec(Said):
     retrigger: RetriggerText = Field(
         default="once",
         description="attempts of the job's launcher at which the fault fires: once, every-attempt, or a number",
+    )
+    then: Literal["kill-job"] | None = Field(
+        default=None,
+        description="of a fault that damages stored state: kill-job, once that is verified, so that it is read",
     )
     draw: int | None = Field(
         default=None, ge=0, lt=10**6, description="incident whose random draws are repeated; written by `chaos shrink`"
@@ -133,5 +138,6 @@ class FaultSpec(Said):
         texts = {key: str(value) for key, value in given.items() if value is not None}
         count = {} if self.count is None else {"count": self.count}
         retrigger = {} if self.retrigger == "once" else {"retrigger": self.retrigger}
+        then = {} if self.then is None else {"then": self.then}
         draw = {} if self.draw is None else {"draw": self.draw}
-        return {"kind": self.kind, **texts, **count, **retrigger, **draw, **self.parameters}
+        return {"kind": self.kind, **texts, **count, **retrigger, **then, **draw, **self.parameters}

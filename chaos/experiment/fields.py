@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializ
 from chaos.errors import UsageError, nearest, shown
 from chaos.experiment.profile import PROFILES, ProfileSpec
 from chaos.language.recurrence import Rate
+from chaos.language.save_moment import AFTER, DURING
 from chaos.language.target import Target
 from chaos.language.trigger import OPEN_PHASES, PHASES, Duration, Trigger, whole_number
 from chaos.language.validation_errors import said
@@ -132,13 +133,18 @@ _RETRIGGERS = ("once", "every-attempt")
 AS_TEXT = PlainSerializer(str, return_type=str)
 _TRIGGER_SCHEMA = {
     "anyOf": [
-        {"type": "string", "examples": ["step=500", "step=500,phase=backward", "phase=regroup", "time=10s"]},
+        {
+            "type": "string",
+            "examples": ["step=500", "step=500,phase=backward", "step=500,after=file", "phase=regroup", "time=10s"],
+        },
         {
             "type": "object",
             "properties": {
                 "step": {"type": "integer", "minimum": 1},
                 "phase": {"enum": [*PHASES, *OPEN_PHASES]},
                 "time": {"type": "string", "examples": ["10s"]},
+                "after": {"type": "string", "examples": [*AFTER, "1MB"]},
+                "during": {"enum": [*DURING]},
             },
             "additionalProperties": False,
         },

@@ -104,6 +104,10 @@ class Observer(Protocol):
         """The call that was to save to `path` has raised `error`."""
         ...
 
+    def on_renamed(self, source: str, target: str) -> None:
+        """A file or folder has been renamed."""
+        ...
+
     def on_departure(self) -> None:
         """The process is about to end, or to become another program, at once."""
         ...
@@ -158,6 +162,9 @@ class TorchHooks:
             Awaiting("torch.distributed.checkpoint.state_dict_saver", self._watch_distributed_saves).cancel,
             Awaiting("safetensors.torch", self._watch_safetensors).cancel,
         ]
+        # `pathlib` and `shutil` come to these.
+        for name in ("rename", "replace"):
+            self._replace(os, name, self._watch_rename)
         # No public place sees every fetch (2.13); without this one, `data` is announced with `forward`.
         iterators = getattr(dataloader, "_BaseDataLoaderIter", None)
         self._replace(iterators, "__next__", self._watch_fetch)
@@ -295,6 +302,15 @@ class TorchHooks:
         # Under whatever names `save_file` and `save_model` were imported: all come to this one.
         self._replace(module, "serialize_file", self._watch_save)
 
+    def _watch_rename(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def rename(source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(source, target, *args, **kwargs)
+            if isinstance(source, str | os.PathLike) and isinstance(target, str | os.PathLike) and not kwargs:
+                self._observer.on_renamed(os.fspath(source), os.fspath(target))
+            return result
+
+        return rename
+
     def watch_departure(self) -> None:
         """Also be told when the process is about to end, or to become another, without a word to `atexit`."""
         for name in ("_exit", "execv", "execve"):
@@ -404,4 +420,9 @@ def _path_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         path = one if isinstance(one, os.PathLike) else getattr(one, "name", one)
         if isinstance(path, str | os.PathLike):
             return os.fspath(path)
+        # An object that writes to a file which it has opened, or been given.
+        held = getattr(one, "__dict__", {}).values() if hasattr(one, "write") else ()
+        names = [getattr(other, "name", None) for other in held if hasattr(other, "fileno")]
+        if len(names) == 1 and isinstance(names[0], str):
+            return names[0]
     return None

@@ -13,6 +13,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -30,10 +32,12 @@ from chaos.external.saving import SaveFailure, Saves
 from chaos.external.stall_reason import StallReason
 from chaos.external.step_machine import (
     BACKWARD,
+    CHECKPOINT,
     COMMIT,
     DATA,
     FORWARD,
     OPTIMIZER,
+    PHASES,
     Action,
     Announce,
     BeginCheckpoint,
@@ -45,10 +49,12 @@ from chaos.external.step_machine import (
 from chaos.external.subject import ExternalSubject
 from chaos.external.torchft import Managers
 from chaos.in_process.agent import Agent
+from chaos.language.save_moment import ASYNC, BYTES, FILE, RENAME
 from mecefo_runtime.system.command_records import RankRaised
 from mecefo_runtime.system.job_records import RankFinished
 from mecefo_runtime.system.record import Record
 
+_ANNOUNCING = (Agent.announce.__code__, Agent.announce_moment.__code__)
 _Callback = TypeVar("_Callback", bound=Callable[..., Any])
 
 
@@ -71,7 +77,7 @@ def _guarded(callback: _Callback) -> _Callback:
 def _is_announced(error: BaseException) -> bool:
     """Whether `error` was raised while a phase was announced: by a fault, or by a signal's handler of the script."""
     traceback = error.__traceback__
-    while traceback is not None and traceback.tb_frame.f_code is not Agent.announce.__code__:
+    while traceback is not None and traceback.tb_frame.f_code not in _ANNOUNCING:
         traceback = traceback.tb_next
     return traceback is not None
 
@@ -302,6 +308,23 @@ class PhaseTracker:
         if self._rank is not None:
             self._rank.resumption.saved(time.monotonic() - began_seconds)
         self._saves.called(began_seconds, result, path)
+        if self._rank is None or self._saves.is_within:
+            return
+        step = self._machine.last_step
+        if self._saves.are_in_flight:
+            self._announce_moment(step, ASYNC, path)
+        else:
+            self._announce_moment(step, FILE, path)
+
+    @_guarded
+    def on_renamed(self, source: str, target: str) -> None:
+        """See `Observer`."""
+        if self._rank is None or self._thread != threading.get_ident():
+            return
+        within = None if self._saving_path is None else str(Path(self._saving_path).absolute())
+        step = self._saves.renamed(str(Path(source).absolute()), str(Path(target).absolute()), within)
+        if step is not None:
+            self._announce_moment(step, RENAME, target)
 
     @_guarded
     def on_save_failed(self, error: BaseException, path: str | None) -> None:
@@ -403,11 +426,35 @@ class PhaseTracker:
             # The rank may be ended by it before its own end is reported.
             self._tell_injected(error)
             raise
+        self._see_effects(agent)
+        if announce.phase == PHASES[CHECKPOINT]:
+            self._announce_moment(announce.step, BYTES, self._saving_path)
+        elif announce.phase == PHASES[FORWARD] and self._saves.are_in_flight:
+            self._announce_moment(announce.step, ASYNC, None)
+
+    def _see_effects(self, agent: Agent) -> None:
         if agent.num_begun != self._num_effects:
             self._num_effects = agent.num_begun
             with self._lock:
                 self._machine.on_effect()
             self._stall_reason.begin(self._called_module())
+
+    def _announce_moment(self, step: int, moment: str, path: str | None) -> None:
+        """Let the rank be held within its save; the size of the file at `path` is reported."""
+        if self._rank is None:
+            return
+        told: dict[str, Any] = {}
+        if path is not None:
+            told["path"] = str(Path(path).absolute())
+            with suppress(OSError):
+                told["num_bytes"] = Path(path).stat().st_size
+        agent = self._rank.agent
+        try:
+            agent.announce_moment(step, moment, told)
+        except Exception as error:
+            self._tell_injected(error)
+            raise
+        self._see_effects(agent)
 
     def _commit(self, rank: Rank, committed: CommitStep) -> None:
         loss = self._figures.loss_on_device()

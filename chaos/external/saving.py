@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -48,17 +49,38 @@ class Saves:
     """The checkpoints of one training, one for each step after which anything is saved.
 
     Saving is over when the last call has returned and all futures that calls returned are done. Then `written` gets
-    the step, for how long training waited and for how long it was written in the background (seconds), and path, device
-    and inode of what was written. Where a call or a future failed, and no later call after the same step saved the
-    same file, `failed` gets the step and the first failure instead.
+    the step, for how long training waited and for how long it was written in the background (seconds), and path,
+    device, inode and size of what was written. Where a call or a future failed, and no later call after the same step
+    saved the same file, `failed` gets the step and the first failure instead.
     """
 
     def __init__(self, written: Written, failed: Failed) -> None:
         self._written = written
         self._failed = failed
         self._newest: _Saving | None = None
+        self._in_flight: list[_Saving] = []
         # Calls within calls: what one saves may consist of files that are saved each by itself.
         self._depth = 0
+
+    @property
+    def are_in_flight(self) -> bool:
+        """Whether something is still being written while the training continues."""
+        return any(saving.is_in_flight for saving in self._in_flight)
+
+    @property
+    def is_within(self) -> bool:
+        """Whether a call that saves is under way."""
+        return self._depth > 0
+
+    def renamed(self, source: str, target: str, within: str | None) -> int | None:
+        """A file or folder was renamed: the step whose checkpoint it is, or a part of it; None where it is none.
+
+        `within` is what the call under way saves to.
+        """
+        if self._newest is None:
+            return None
+        is_inside = self._depth > 0 and within is not None and _is_at_or_in(source, within)
+        return self._newest.step if self._newest.renamed(source, target) or is_inside else None
 
     def begin(self, step: int) -> None:
         """Something is about to be saved after `step`."""
@@ -74,6 +96,7 @@ class Saves:
             self._newest.wrote(path)
         if self._newest is not None and not self._depth:
             self._newest.called(began_seconds, getattr(result, "upload_completion", result), path)
+            self._in_flight = [one for one in (*self._in_flight, self._newest) if one.is_in_flight]
 
     def failed(self, error: BaseException, path: str | None = None) -> None:
         """The call that was to save to `path` has raised `error`; the outer one of nested calls decides."""
@@ -93,8 +116,8 @@ class _Saving:
 
     def __init__(self, step: int, written: Written, failed: Failed) -> None:
         self.step = step
-        # By path: device and inode. Many are renamed when they are whole.
-        self._saved: dict[str, tuple[int, int]] = {}
+        # By path: device, inode and size. Many are renamed when they are whole.
+        self._saved: dict[str, tuple[int, int, int | None]] = {}
         self._was_interrupted = False
         # By path, in the order of the calls; a script may try again.
         self._failures: dict[str | None, SaveFailure] = {}
@@ -104,11 +127,28 @@ class _Saving:
         self._lock = threading.Lock()
         # One for the training thread itself.
         self._num_open = 1
+        self._num_futures = 0
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether a future of it is not done."""
+        return self._num_futures > 0
+
+    def renamed(self, source: str, target: str) -> bool:
+        """Whether that was something of it; from now on it has the new name."""
+        moved = {path: target + path[len(source) :] for path in self._saved if _is_at_or_in(path, source)}
+        for path, now in moved.items():
+            self._saved[now] = self._saved.pop(path)
+        return bool(moved)
 
     def wrote(self, path: str) -> None:
         with suppress(OSError):
             status = Path(path).stat()
-            self._saved[str(Path(path).absolute())] = (status.st_dev, status.st_ino)
+            self._saved[str(Path(path).absolute())] = (
+                status.st_dev,
+                status.st_ino,
+                status.st_size if stat.S_ISREG(status.st_mode) else None,
+            )
 
     def called(self, began_seconds: float, result: Any, path: str | None) -> None:
         self._returned_seconds = time.monotonic()
@@ -118,6 +158,7 @@ class _Saving:
             return
         with self._lock:
             self._num_open += 1
+            self._num_futures += 1
         result.add_done_callback(lambda future: self._on_done(future, path))
 
     def raised(self, error: BaseException, path: str | None) -> None:
@@ -145,6 +186,8 @@ class _Saving:
         else:
             self._make_good(path)
         self._done_seconds = time.monotonic()
+        with self._lock:
+            self._num_futures -= 1
         self.release()
 
     def release(self) -> None:
@@ -157,6 +200,10 @@ class _Saving:
             beside = max(0.0, self._done_seconds - self._returned_seconds)
             saved = [[path, *place] for path, place in self._saved.items()]
             self._written(self.step, self._blocking_seconds, beside, saved)
+
+
+def _is_at_or_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def _text(error: BaseException) -> str:

@@ -12,6 +12,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from chaos.in_process.protocol import (
@@ -33,6 +34,7 @@ from chaos.in_process.protocol import (
     read_holds,
     to_wire,
 )
+from chaos.language.save_moment import OPEN_MOMENTS
 from chaos.language.trigger import OPEN_PHASES
 from mecefo_runtime.system.wire import Connection, Message, WireError
 
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_SECONDS = 10.0
 # A phase that came in as many steps in a row is reported again only after a step without it.
 STEADY_STEPS = 3
+_OPEN = frozenset({*OPEN_PHASES, *OPEN_MOMENTS})
 
 
 class Agent:
@@ -108,6 +111,23 @@ class Agent:
         if self._is_alert or (step, phase) in self._holds:
             self._attend(step, phase)
 
+    def announce_moment(self, step: int, moment: str, told: Mapping[str, Any]) -> None:
+        """As `announce`, of a moment within a save (`chaos.language.save_moment`); `told` is the state of the save."""
+        if not self._is_wanted_moment(step, moment):
+            return
+        if self._reader is None and self._connection is not None:
+            self._start_reader(self._connection)
+        while not self._inbox.empty():
+            self._obey(self._inbox.get())
+        if self._is_wanted_moment(step, moment):
+            self._hold(step, moment, told)
+        # The reader's mark may have been taken with the message.
+        self._is_alert = True
+
+    def _is_wanted_moment(self, step: int, moment: str) -> bool:
+        since = self._open_holds.get(moment)
+        return (step, moment) in self._holds or (since is not None and step >= since)
+
     def _note(self, step: int, phase: str, run: list[int] | None) -> None:
         """Report that the phase came, unless that is known: a trigger elsewhere is explained with it."""
         if phase in OPEN_PHASES or (run is not None and run[0] == step):
@@ -139,10 +159,10 @@ class Agent:
         since = self._open_holds.get(phase)
         return self._is_called or (step, phase) in self._holds or (since is not None and step >= since)
 
-    def _hold(self, step: int, phase: str) -> None:
+    def _hold(self, step: int, phase: str, told: Mapping[str, Any] = MappingProxyType({})) -> None:
         self._is_called = False
         self.before_hold()
-        if not self._send(At(step, phase)):
+        if not self._send(At(step, phase, told.get("path"), told.get("num_bytes"))):
             return
         began: list[int] = []
         while True:
@@ -202,10 +222,10 @@ class Agent:
         self._send(Report(handle, dict(told)))
 
     def _set_holds(self, holds: Iterable[Hold]) -> None:
-        self._holds = {(step, phase) for step, phase in holds if phase not in OPEN_PHASES and step is not None}
+        self._holds = {(step, phase) for step, phase in holds if phase not in _OPEN and step is not None}
         self._open_holds = {}
         for step, phase in holds:
-            if phase in OPEN_PHASES:
+            if phase in _OPEN:
                 self._open_holds[phase] = min(step or 0, self._open_holds.get(phase, step or 0))
 
     def _send(self, message: FromAgent) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from mecefo_runtime.system.json_values import to_json
+from mecefo_runtime.system.json_values import LEFT_OUT, to_json
 from mecefo_runtime.system.process import ProcessId
 from mecefo_runtime.system.wire import Message
 from mecefo_runtime.system.wire_messages import Messages
@@ -90,10 +90,12 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """The rank is held here."""
+    """The rank is held here; within a save with the `path` and the size of the file."""
 
     step: int
     phase: str
+    path: str | None = field(default=None, metadata=LEFT_OUT)
+    num_bytes: int | None = field(default=None, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True)

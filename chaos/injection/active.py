@@ -15,7 +15,7 @@ from typing import Any
 from chaos.experiment.limits import Limits
 from chaos.faults.base import Fault
 from chaos.in_process.protocol import Place, SnapshotsOf
-from chaos.language.trigger import OPEN_PHASES
+from chaos.injection.write_watch import WriteWatch
 from chaos.plan.incident import Incident
 from chaos.plan.overlap import common
 from mecefo_runtime.job.layout import Cluster
@@ -42,6 +42,12 @@ class Armed:
     fired: asyncio.Task[None] | None = None
     # Where it came to be held, when that was not said beforehand.
     moment: tuple[int, str] | None = None
+    # The file and its size, where it was held within a save.
+    save: dict[str, Any] = field(default_factory=dict)
+    # Watches the file that a rank writes, until it has the size of the trigger.
+    watching: dict[Place, WriteWatch] = field(default_factory=dict)
+    # The byte to which a file came in saves that were over before that.
+    passed_by: int = 0
     # At how many attempts of the job's launcher it has been armed, and whether a later one took its place.
     num_attempts: int = 1
     is_superseded: bool = False
@@ -55,9 +61,9 @@ class Armed:
         trigger = self.incident.trigger
         if trigger.at_seconds is not None:
             return self.is_due
-        if trigger.phase in OPEN_PHASES:
-            return phase == trigger.phase and step >= (trigger.step or 0)
-        return (trigger.step, trigger.phase) == (step, phase)
+        if trigger.is_open:
+            return phase == trigger.announced and step >= (trigger.step or 0)
+        return (trigger.step, trigger.announced) == (step, phase)
 
     @property
     def held_ranks(self) -> tuple[int, ...]:

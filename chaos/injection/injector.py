@@ -22,12 +22,15 @@ from chaos.injection.active import ActiveRanks, Armed, Exclusive, UndoOrder, las
 from chaos.injection.agent_sessions import AgentSessions
 from chaos.injection.joint_act import Hosts, JointAct, JointApplied
 from chaos.injection.never_fired import has_passed, unfired, why_never_fired
+from chaos.injection.write_watch import WriteWatch
+from chaos.language.save_moment import BYTES
 from chaos.language.trigger import Duration
 from chaos.plan.incident import Incident
 from chaos.refusals import refusal_text
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.job.traits import OF_RUNTIME, JobTraits
 from mecefo_runtime.system.events import Event
+from mecefo_runtime.system.job_records import CheckpointFailed, CheckpointWritten, RankFinished
 from mecefo_runtime.system.reason import Reason
 from mecefo_runtime.system.run_records import (
     Held,
@@ -49,6 +52,8 @@ R = TypeVar("R", bound=WithReason)
 # Ranks of one target may wait for each other in the pipeline: those that have not come to their hold this long after
 # the first one did are waiting for a held one.
 HOLD_GRACE_SECONDS = 1.0
+WATCH_BEGINS_SECONDS = 2.0
+_ENDS_OF_SAVES = (CheckpointWritten.KIND, CheckpointFailed.KIND, RankFinished.KIND)
 
 
 class Injector:
@@ -87,6 +92,7 @@ class Injector:
         self._faults = faults
         self._seed = seed
         self._attempt = 1
+        self._writes: set[asyncio.Task[None]] = set()
         self._over = asyncio.Event()
         self._armed: list[Armed] = []
         for incident in incidents:
@@ -102,7 +108,7 @@ class Injector:
         """The job runs: the clock of incidents that fire at a time starts."""
         loop = asyncio.get_running_loop()
         for armed in self._armed:
-            if armed.incident.trigger.at_seconds is not None:
+            if armed.incident.trigger.at_seconds is not None and armed.incident.follows is None:
                 armed.timer = loop.call_later(armed.incident.trigger.at_seconds, self._on_time, armed)
 
     def on_event(self, event: Event) -> None:
@@ -111,6 +117,7 @@ class Injector:
         for executor in self._hosts.executors:
             executor.on_event(event)
         self._affected.on_event(event)
+        self._end_watches(event)
         while self._ahead and (self._ahead[-1].incident.trigger.step or 0) <= self._watch.last_step:
             armed = self._ahead.pop()
             armed.was_present = any(self._sessions.has(place) for place in armed.witnesses)
@@ -129,6 +136,10 @@ class Injector:
         self._over.set()
         for executor in self._hosts.executors:
             executor.end_of_job()
+        for watch in [watch for armed in self._armed for watch in armed.watching.values()]:
+            watch.end()
+        if self._writes:
+            await asyncio.wait(self._writes)
         for armed in self._armed:
             if armed.timer is not None:
                 armed.timer.cancel()
@@ -183,19 +194,61 @@ class Injector:
             release()
         for armed in wanted:
             rank, node = (place, None) if isinstance(place, int) else (None, place.node)
-            held = Held(incident=armed.incident.incident, phase=phase, held_rank=rank, held_node=node)
+            held = Held(incident=armed.incident.incident, phase=phase.partition("/")[0], held_rank=rank, held_node=node)
             self._emit(held, step=step)
             armed.moment = (step, phase)
+            named = {"path": message.path, "num_bytes": message.num_bytes}
+            armed.save = {key: value for key, value in named.items() if value is not None}
+            if phase == BYTES:
+                self._watch_write(armed, session, let_go)
+                continue
             armed.arrived[place] = let_go
             if len(armed.arrived) >= armed.quorum:
                 self._fire(armed)
             elif armed.timer is None or armed.is_due:
                 armed.timer = asyncio.get_running_loop().call_later(HOLD_GRACE_SECONDS, self._fire, armed)
 
+    def _watch_write(self, armed: Armed, session: AgentSession, let_go: Callable[[], None]) -> None:
+        """The save begins: the rank continues, and is stopped from outside at the byte of the trigger."""
+        process, in_save = session.process, armed.incident.trigger.in_save
+        if process is not None and process.is_here and in_save is not None and in_save.num_bytes is not None:
+            watch = armed.watching[session.place] = WriteWatch(process, in_save.num_bytes, armed.save.get("path"))
+            task = asyncio.get_running_loop().create_task(self._follow_write(armed, session.place, watch, let_go))
+            self._writes.add(task)
+            task.add_done_callback(self._writes.discard)
+        else:
+            let_go()
+
+    async def _follow_write(self, armed: Armed, place: Place, watch: WriteWatch, let_go: Callable[[], None]) -> None:
+        waiting = asyncio.get_running_loop().run_in_executor(None, watch.wait)
+        await asyncio.to_thread(watch.has_begun.wait, WATCH_BEGINS_SECONDS)
+        let_go()
+        written = await waiting
+        if written is None:
+            armed.passed_by = max(armed.passed_by, watch.largest)
+            armed.watching.pop(place, None)
+            return
+        if armed.fired is not None:
+            watch.let_go()
+            return
+        armed.save = {"path": written.path, "offset": written.offset, "num_bytes": written.num_bytes}
+        armed.arrived[place] = watch.let_go
+        for other in armed.watching.values():
+            other.end()
+        self._fire(armed)
+
+    def _end_watches(self, event: Event) -> None:
+        """A save of a rank is over, or the rank is."""
+        if event.kind not in _ENDS_OF_SAVES:
+            return
+        for armed in self._armed:
+            if event.rank in armed.watching:
+                armed.watching[event.rank].end()
+
     def _holds_for(self, place: Place) -> tuple[Hold, ...]:
         """Where whoever is at `place` is to be held, incidents that have fired left out."""
         return tuple(
-            (armed.incident.trigger.step, armed.incident.trigger.phase)
+            (armed.incident.trigger.step, armed.incident.trigger.announced)
             for armed in self._armed
             if armed.fired is None and place in armed.witnesses and armed.incident.trigger.at_seconds is None
         )
@@ -248,11 +301,16 @@ class Injector:
     async def _never_fired(self, armed: Armed) -> None:
         armed.release()
         incident, watch = armed.incident, self._watch
+        if incident.follows is not None:
+            why = Reason("first_not_verified", incident=incident.follows)
+            self._emit(unfired(NotDue, incident.incident, why, why))
+            return
         why = why_never_fired(
             incident,
             watch,
             armed.fault.scope,
             was_present=armed.was_present,
+            passed_by=armed.passed_by,
             traits=self._traits,
         )
         if incident.is_optional or (has_passed(incident.trigger, watch) and incident.may_be_left_out):
@@ -319,6 +377,7 @@ class Injector:
             if fault.shows_when_released or applied.shows_when_released:
                 self._release(armed, step)
             await self._verify(armed, act, step)
+            await self._follow(incident)
             self._release(armed, step)
             if fault.lasts() and lifetime.done() and not self._over.is_set():
                 longer = f"{incident.fault} on {incident.target_text or 'it'} was to last {incident.lifetime}"
@@ -330,6 +389,7 @@ class Injector:
 
     def _emit_injected(self, armed: Armed, applied: JointApplied, step: int | None) -> None:
         incident, fault = armed.incident, armed.fault
+        in_save = incident.trigger.in_save
         self._emit(
             Injected(
                 incident=incident.incident,
@@ -341,7 +401,9 @@ class Injector:
                 asks_to_leave=fault.asks_to_leave,
                 is_latent=fault.is_latent,
                 target=incident.target_text,
-                phase=armed.moment[1] if armed.moment is not None else incident.trigger.phase,
+                phase=incident.trigger.phase if in_save or armed.moment is None else armed.moment[1],
+                in_save=None if in_save is None else str(in_save),
+                save=armed.save,
                 ranks=applied.prepared.ranks,
                 nodes=tuple(sorted(incident.target.nodes)),
                 held_ranks=armed.held_ranks,
@@ -358,6 +420,14 @@ class Injector:
         incident, took_effect = armed.incident.incident, seen.took_effect_seconds
         verified = Verified(incident=incident, evidence=dict(seen.evidence), took_effect_monotonic=took_effect)
         self._emit(verified, step=step)
+
+    async def _follow(self, first: Incident) -> None:
+        """Fire what follows `first`, while its ranks are held: nothing is saved in between."""
+        following = [armed for armed in self._armed if armed.incident.follows == first.incident]
+        for armed in following:
+            self._fire(armed)
+        if fired := [armed.fired for armed in following if armed.fired is not None]:
+            await asyncio.wait(fired)
 
     async def _lifetime(self, incident: Incident, fault: Fault[Any], step: int | None) -> None:
         """Until the fault is to end: at once where it has no lifetime, at the latest with the job."""
@@ -399,6 +469,8 @@ def _with_reason(kind: type[R], incident: Incident, why: Reason) -> R:
 
 def _witnesses(incident: Incident, all_ranks: frozenset[int], cluster: Cluster | None) -> tuple[frozenset[Place], int]:
     """Whom to hold for `incident`, and how many of them it takes."""
+    if incident.follows is not None:
+        return frozenset(), 1
     ranks, trigger = frozenset(incident.target.ranks), incident.trigger
     places: frozenset[Place] = ranks or all_ranks
     if trigger.at_seconds is None and trigger.phase == "encode":

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import TypeVar
 
 from chaos.faults.watch import Watch
+from chaos.language.save_moment import SaveMoment
 from chaos.language.target import WITHOUT_TARGET, Scope
-from chaos.language.trigger import OPEN_PHASES, PHASES, SNAPSHOT_PHASES, Trigger
+from chaos.language.trigger import PHASES, SNAPSHOT_PHASES, Trigger
 from chaos.plan.incident import Incident
 from chaos.refusals import refusal_text
 from chaos.step_ranges import ranks_text
@@ -36,17 +38,19 @@ def unfired(kind: type[R], incident: int, why: Reason, shown: Reason) -> R:
 
 
 def why_never_fired(
-    incident: Incident, watch: Watch, scope: Scope, *, was_present: bool | None, traits: JobTraits
+    incident: Incident, watch: Watch, scope: Scope, *, was_present: bool | None, traits: JobTraits, passed_by: int = 0
 ) -> Reason:
     """Why `incident`, whose fault has that `scope`, did not fire before the job ended.
 
     `was_present`: whether a rank of its target was connected when the job had committed the step of its trigger; None:
-    that is not known.
+    that is not known. `passed_by`: the byte to which a file came, where the trigger waits for a later one.
     """
     trigger, target = incident.trigger, incident.target_text or "it"
     step, at = trigger.step or 0, str(trigger)
     if trigger.at_seconds is None and trigger.phase in SNAPSHOT_PHASES:
         return Reason("no_snapshot", phase=trigger.phase, step=trigger.step, target=target)
+    if trigger.in_save is not None and (why := _within_save(incident, trigger.in_save, watch, passed_by)) is not None:
+        return why
     if traits.keeps_own_checkpoints and watch.first_step is not None and 0 < step < watch.first_step:
         return Reason("began_behind", trigger=at, target=target, first_step=watch.first_step)
     if not has_passed(trigger, watch):
@@ -56,9 +60,22 @@ def why_never_fired(
     return _without_phase(incident, watch, scope, traits)
 
 
+def _within_save(incident: Incident, moment: SaveMoment, watch: Watch, passed_by: int) -> Reason | None:
+    """The save of the step came, and the moment within it did not; None: the save did not come."""
+    trigger, target = incident.trigger, incident.target_text or "it"
+    step, own = trigger.step or 0, incident.target.ranks
+    if moment.is_open:
+        return Reason("no_save_in_flight", target=target, step=step) if watch.last_step >= step else None
+    if step not in watch.phases.of(trigger.phase, own or None, watch.last_step):
+        return None
+    if moment.num_bytes is not None:
+        return Reason("bytes_not_seen", target=target, step=step, num_bytes=moment.num_bytes, reached=passed_by or None)
+    return Reason("nothing_renamed" if moment.after == "rename" else "no_file_written", target=target, step=step)
+
+
 def has_passed(trigger: Trigger, watch: Watch) -> bool:
     """Whether the job has committed the step of the trigger."""
-    return trigger.phase not in OPEN_PHASES and 0 < (trigger.step or 0) <= watch.last_step
+    return not trigger.is_open and 0 < (trigger.step or 0) <= watch.last_step
 
 
 def _without_phase(incident: Incident, watch: Watch, scope: Scope, traits: JobTraits) -> Reason:
@@ -74,7 +91,7 @@ def _without_phase(incident: Incident, watch: Watch, scope: Scope, traits: JobTr
         # It came to the phase, and was not held there: it joined in that step.
         return Reason("rank_absent_or_no_phase", trigger=str(trigger), target=target)
     if steps:
-        advice = _at(steps.nearest(step), phase) if may_advise else None
+        advice = _at(steps.nearest(step), trigger) if may_advise else None
         return Reason(
             "phase_in_other_steps",
             target=who,
@@ -87,7 +104,7 @@ def _without_phase(incident: Incident, watch: Watch, scope: Scope, traits: JobTr
     if having:
         steps = watch.phases.of(phase, None, watch.last_step)
         on = "" if scope in (*WITHOUT_TARGET, "link") else f"--on rank={_nearest_rank(step, having, watch, phase)} "
-        advice = f"{on}{_at(steps.nearest(step), phase)}" if may_advise else None
+        advice = f"{on}{_at(steps.nearest(step), trigger)}" if may_advise else None
         return Reason("phase_on_other_ranks", phase=phase, steps=steps.intervals, own=own, ranks=having, advice=advice)
     seen = watch.phases.phases_of(own or None)
     if seen:
@@ -103,5 +120,5 @@ def _nearest_rank(step: int, ranks: Collection[int], watch: Watch, phase: str) -
     return min(ranks, key=lambda rank: (distance(rank), rank))
 
 
-def _at(step: int, phase: str) -> str:
-    return f"--at {Trigger(step=step, phase=phase)}"
+def _at(step: int, trigger: Trigger) -> str:
+    return f"--at {replace(trigger, step=step)}"

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from chaos.errors import UsageError, nearest, shown
+from chaos.language.save_moment import CHECKPOINT, OPEN_MOMENTS, SaveMoment
 from mecefo_runtime.job.setting import SECONDS_PER_UNIT
 
 # In the order in which a step goes through them; a rank can be held before it enters one.
@@ -80,14 +81,21 @@ class Trigger:
 
     A phase outside of steps is that of the next regroup; with a step, of the first one at which training continues with
     that step or a later one. A phase of snapshots is of the first one that is taken of that step or a later one. A
-    fault at a time is not held at a phase, and `phase` means nothing then.
+    fault at a time is not held at a phase, and `phase` means nothing then. `in_save` is a moment within the save of a
+    checkpoint, of a command's job alone.
     """
 
     step: int | None = None
     phase: str = DEFAULT_PHASE
     at_seconds: float | None = None
+    in_save: SaveMoment | None = None
 
     def __post_init__(self) -> None:
+        if self.in_save is not None and (self.step is None or self.phase != CHECKPOINT):
+            key = "after" if self.in_save.during is None else "during"
+            if self.step is None:
+                raise UsageError(f"{self.in_save} is of the save of a step: write step=20,{self.in_save}", key=key)
+            raise UsageError(f"{self.in_save} is of the phase checkpoint: leave phase={self.phase} out", key="phase")
         if self.step is not None and self.at_seconds is not None:
             raise UsageError("step and time contradict each other: give one of them")
         if self.step is None and self.at_seconds is None and self.phase not in OUTSIDE_PHASES:
@@ -108,7 +116,18 @@ class Trigger:
         if self.at_seconds is not None:
             return f"time={_seconds_text(self.at_seconds)}"
         step = [] if self.step is None else [f"step={self.step}"]
-        return ",".join([*step, *([f"phase={self.phase}"] if self.phase != DEFAULT_PHASE else [])])
+        phase = [f"phase={self.phase}"] if self.phase != DEFAULT_PHASE else []
+        return ",".join([*step, *phase, *([] if self.in_save is None else [str(self.in_save)])])
+
+    @property
+    def announced(self) -> str:
+        """The word that the agent announces where it fires: the phase, or the moment of a save."""
+        return self.phase if self.in_save is None else self.in_save.announced
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is of the first time that this is announced in its step or a later one."""
+        return self.at_seconds is None and (self.announced in OPEN_PHASES or self.announced in OPEN_MOMENTS)
 
     @property
     def is_outside_steps(self) -> bool:
@@ -134,7 +153,7 @@ class Trigger:
             parts = value
         else:
             raise UsageError(f"{shown(value)} is no trigger: write step=500, step=500,phase=backward or time=10s")
-        words = ("step", "phase", "time")
+        words = ("step", "phase", "time", "after", "during")
         for key in parts:
             if key not in words:
                 if meant := _meant(key):
@@ -146,9 +165,13 @@ class Trigger:
                 )
         if "time" in parts and "phase" in parts and "step" not in parts:
             raise UsageError("time and phase contradict each other: a phase belongs to a step", key="phase")
+        in_save = SaveMoment.parse(*((parts[key] or "") if key in parts else None for key in ("after", "during")))
+        if in_save is not None and "time" in parts:
+            raise UsageError(f"time and {in_save} contradict each other: a save belongs to a step", key="time")
         return cls(
             step=_step(parts["step"]) if "step" in parts else None,
-            phase=_phase(parts["phase"]) if "phase" in parts else DEFAULT_PHASE,
+            phase=_phase(parts["phase"]) if "phase" in parts else DEFAULT_PHASE if in_save is None else CHECKPOINT,
+            in_save=in_save,
             at_seconds=_time(parts["time"]) if "time" in parts else None,
         )
 

@@ -21,7 +21,8 @@ class Incident:
     `is_loss`: its ranks are gone until they are repaired. `lifetime`: it is undone after that; None: at the job's end,
     or it is over at once. `is_optional`: it is no fault of the run if the job ends before it. `retrigger`: at which
     attempts of the job's launcher it fires: `once`, `every-attempt`, or a number. `draw`: the incident that it repeats.
-    `may_be_left_out`: chance chose its moment; where limits forbid it then, it is left out.
+    `may_be_left_out`: chance chose its moment; where limits forbid it then, it is left out. `then`: the fault that
+    follows when it is verified; that one `follows` it, and its trigger says nothing.
     """
 
     incident: int
@@ -37,6 +38,8 @@ class Incident:
     retrigger: str | int = "once"
     draw: int | None = None
     may_be_left_out: bool = False
+    then: str | None = None
+    follows: int | None = None
 
     @property
     def rng_stream(self) -> int:
@@ -44,7 +47,8 @@ class Incident:
         return self.incident if self.draw is None else self.draw
 
     def __str__(self) -> str:
-        said = [f"incident {self.incident}: {self.fault} on {self.target_text} at {self.trigger}"]
+        when = f"at {self.trigger}" if self.follows is None else f"once incident {self.follows} is verified"
+        said = [f"incident {self.incident}: {self.fault} on {self.target_text} {when}"]
         if self.lifetime is not None:
             said.append(f"for {self.lifetime}")
         if self.repair is not None:
@@ -72,6 +76,7 @@ class Incident:
             role=self.target.role,
             step=trigger.step,
             phase=trigger.phase if trigger.at_seconds is None else None,
+            in_save=None if trigger.in_save is None else str(trigger.in_save),
             at_seconds=trigger.at_seconds,
             lifetime_steps=self.lifetime.steps if self.lifetime is not None else None,
             lifetime_seconds=self.lifetime.seconds if self.lifetime is not None else None,
@@ -79,6 +84,8 @@ class Incident:
             repair_seconds=self.repair.seconds if self.repair is not None else None,
             retrigger=self.retrigger,
             draw=self.rng_stream,
+            then=self.then,
+            follows=self.follows,
             is_optional=self.is_optional,
         )
 

@@ -126,6 +126,9 @@ def without_late_repairs(faults: Sequence[Mapping[str, Any]], num_steps: int | N
 def _explicit(plan: Mapping[str, Any], recorded: Recorded) -> list[dict[str, Any]]:
     """The faults that make up one incident: one, but of several links one for each."""
     number = int(plan["incident"])
+    if plan.get("follows") is not None:
+        # The one that it follows says so.
+        return []
     fault: dict[str, Any] = {"kind": plan["fault"], "at": _trigger(plan, recorded.injected.get(number))}
     for key, name in (("repair", "repair"), ("lifetime", "for")):
         steps, seconds = plan.get(f"{key}_steps"), plan.get(f"{key}_seconds")
@@ -137,6 +140,8 @@ def _explicit(plan: Mapping[str, Any], recorded: Recorded) -> list[dict[str, Any
         fault["repair"] = "none"
     if plan.get("retrigger", "once") != "once":
         fault["retrigger"] = plan["retrigger"]
+    if plan.get("then") is not None:
+        fault["then"] = plan["then"]
     # What the fault itself draws when it fires, such as an element of a tensor, is drawn as it was.
     fault["draw"] = int(plan.get("draw", number))
     fault |= {key: value for key, value in plan["parameters"].items() if value is not None}
@@ -146,7 +151,8 @@ def _explicit(plan: Mapping[str, Any], recorded: Recorded) -> list[dict[str, Any
 def _trigger(plan: Mapping[str, Any], injected: Event | None) -> str:
     if plan.get("at_seconds") is None:
         parts = [f"step={plan['step']}"] if plan.get("step") is not None else []
-        return ",".join([*parts, f"phase={plan['phase']}"])
+        in_save = [plan["in_save"]] if plan.get("in_save") else []
+        return ",".join([*parts, f"phase={plan['phase']}", *in_save])
     if injected is None or injected.step is None:
         return f"time={plan['at_seconds']}s"
     return f"step={injected.step}"

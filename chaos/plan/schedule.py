@@ -61,6 +61,7 @@ class _Draft:
     draw: int | None = None
     is_optional: bool = False
     may_be_left_out: bool = False
+    then: str | None = None
 
     @property
     def is_drawn(self) -> bool:
@@ -122,8 +123,39 @@ def make_plan(
         compression = time_compression(experiment.profile.name, cluster.num_ranks, num_failures)
         if compression is not None:
             notes.append(f"time compression: {compression}; here {num_failures} failures in {job.steps} steps")
-    incidents = tuple(replace(one.incident, incident=number) for number, one in enumerate(placed))
-    return Plan(incidents, tuple(one.key for one in placed), tuple(notes), left_out_ratio, compression)
+    incidents, keys = _numbered(placed, cluster, registry)
+    return Plan(incidents, keys, tuple(notes), left_out_ratio, compression)
+
+
+def _numbered(
+    placed: Collection[Placed], cluster: Cluster, registry: Registry
+) -> tuple[tuple[Incident, ...], tuple[str, ...]]:
+    """The incidents with their numbers, each followed by the one that follows when it is verified; and their keys."""
+    incidents: list[Incident] = []
+    keys: list[str] = []
+    for one in placed:
+        number = len(incidents)
+        incidents.append(replace(one.incident, incident=number))
+        keys.append(one.key)
+        if one.incident.then is None:
+            continue
+        kind = registry[one.incident.then]
+        target = resolve(None, cluster, kind.scope, _rng(one.key), unavailable=set())
+        follower = Incident(
+            incident=number + 1,
+            fault=kind.kind,
+            is_loss=kind.is_loss,
+            parameters=written(kind.Parameters.model_validate({})),
+            target=target,
+            target_text=str(target),
+            trigger=one.incident.trigger,
+            repair=None,
+            is_optional=one.incident.is_optional,
+            follows=number,
+        )
+        incidents.append(follower)
+        keys.append(one.key)
+    return tuple(incidents), tuple(keys)
 
 
 def _firings(
@@ -158,6 +190,7 @@ def _firings(
             draw=fault.draw,
             is_optional=recurrence is not None and (recurrence.is_by_time or experiment.job.steps is None),
             may_be_left_out=fault.rate is not None,
+            then=fault.then,
         )
         for firing, trigger in enumerate(triggers)
     ]
@@ -269,6 +302,7 @@ def _inject_into(draft: _Draft, experiment: Experiment, cluster: Cluster, others
         retrigger=draft.retrigger,
         draw=draft.draw,
         may_be_left_out=draft.may_be_left_out,
+        then=draft.then,
     )
     here = Placed(anywhere, draft.key, draft.interval, kind.exclusive)
     taken = set() if experiment.job.traits.restarts_by_launcher else taken_ranks(here, others)

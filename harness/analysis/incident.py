@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
 from typing import Any, NamedTuple
@@ -79,7 +79,8 @@ class MeasuredIncident:
     and that are in none of its memberships since. `restore` says where the state came from with which it continued, of
     several regroups that which went back the furthest. `outlasted` is how long it was to be active, where it was for
     longer, until its effect was seen. `took_effect` is when the effect came, where that was later than the injection:
-    of one that `is_latent`, when ranks were lost that had to read what it damaged. `undecided` says why it is not known
+    of one that `is_latent`, when ranks were lost that had to read what it damaged. `read_by` is then the incident for
+    which they were. `undecided` says why it is not known
     whether the job recovers. `violations` are codes of what the job does wrong up to the end of the run and this
     incident answers for (see `harness.analysis.violations`): with one of them training continued, and the job has not
     recovered.
@@ -132,6 +133,9 @@ class MeasuredIncident:
     took_effect: float | None = None
     undecided: Reason | None = None
     violations: tuple[str, ...] = ()
+    read_by: int | None = None
+    in_save: str | None = None
+    save: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_undone(self) -> bool:
@@ -358,6 +362,7 @@ def _known(incident: int, plan: PlannedIncident | None, firsts: Mapping[type[Rec
         "target": plan.target,
         "step": plan.step,
         "phase": plan.phase,
+        "in_save": plan.in_save,
         "repair_steps": plan.repair_steps,
         "repair_seconds": plan.repair_seconds,
         "evidence": verified.evidence if isinstance(verified, Verified) else None,
@@ -373,6 +378,8 @@ def _known(incident: int, plan: PlannedIncident | None, firsts: Mapping[type[Rec
         said = {"fault": injected.fault, "target": injected.target, "step": injected.step, "phase": injected.phase}
         known |= {key: value for key, value in said.items() if value is not None}
         known |= {
+            "in_save": injected.in_save,
+            "save": injected.save,
             "ranks": injected.ranks,
             "nodes": injected.nodes,
             "is_loss": injected.is_loss,

@@ -250,6 +250,7 @@ def _of_latent(incident: MeasuredIncident, facts: _Facts) -> MeasuredIncident:
         return replace(
             incident,
             took_effect=cause.injected,
+            read_by=cause.incident,
             committed=cause.committed,
             committed_step=cause.committed_step,
             committed_epoch=cause.committed_epoch,

@@ -16,7 +16,7 @@ from harness.analysis.step_ledger import StepLedger
 from harness.analysis.steps import STEPS_BEFORE, CommittedStep, usual_step_seconds
 from harness.analysis.timeline import Timeline, Told, read
 from harness.analysis.words import num_layers
-from mecefo_runtime.system.command_records import StateChecksums
+from mecefo_runtime.system.command_records import CheckpointChecked, CheckpointPointed, StateChecksums
 from mecefo_runtime.system.events import BASELINE_JOB, MAIN_JOB, Event
 from mecefo_runtime.system.job_records import (
     CheckpointFailed,
@@ -240,7 +240,7 @@ class RunState:
         at = record.monotonic_seconds
         self.unix_offset_seconds = record.time_seconds - at
         self._newest_seconds = at if self._newest_seconds is None else max(at, self._newest_seconds)
-        if not isinstance(record, Residue | RunEnded):
+        if not isinstance(record, Residue | RunEnded | CheckpointChecked | CheckpointPointed):
             self._began_seconds = at if self._began_seconds is None else min(at, self._began_seconds)
             self._ended_seconds = at if self._ended_seconds is None else max(at, self._ended_seconds)
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 from harness.analysis import violations
 from harness.analysis.attribution import COORDINATOR, Attribution, Loss, UnplannedLoss
 from harness.analysis.command.attempts import Attempt, read_attempts, read_restarts
+from harness.analysis.command.checkpoints import Checkpoints, Damaged, read_checkpoints
 from harness.analysis.command.ended_ranks import EndedRank, is_grouped, read_ended_ranks
 from harness.analysis.command.finite_values import NotFinite, find_not_finite
 from harness.analysis.command.fruitless import Fruitless, read_fruitless
@@ -150,6 +151,21 @@ class Timeline:
         first = self.first_injected
         until = self.ended_seconds if first is None else first
         return undisturbed_before(self.steps.first, until, self.unplanned)
+
+    @cached_property
+    def saved_checkpoints(self) -> Checkpoints | None:
+        """The checkpoints of a command, and which of them its attempts loaded; None of another job."""
+        if self.told is None or not self.traits.is_user_script:
+            return None
+        damaged = [
+            Damaged(one.incident, str(one.evidence["struck"]), one.injected, inf if one.undone is None else one.undone)
+            for one in self.incidents
+            if one.is_latent
+            and one.injected is not None
+            and isinstance(one.evidence, Mapping)
+            and "struck" in one.evidence
+        ]
+        return read_checkpoints(self.told.records, self.told.saved, self.attempts, damaged)
 
     @cached_property
     def warm_ups(self) -> tuple[tuple[float, float, int], ...]:

@@ -28,8 +28,11 @@ def target_text(target: object) -> str:
 
 def when(incident: PlannedIncident) -> str:
     """The trigger of a planned incident: `at step 500 (backward)`, or `after 10 s`."""
+    if incident.follows is not None:
+        return f"once incident {incident.follows} is verified"
     if incident.step is not None:
-        return f"at step {incident.step}{f' ({incident.phase})' if incident.phase else ''}"
+        phase = ", ".join(part for part in (incident.phase, incident.in_save) if part)
+        return f"at step {incident.step}{f' ({phase})' if phase else ''}"
     if incident.at_seconds is None:
         return f"at the next {incident.phase or 'step'}"
     return f"after {incident.at_seconds} s"

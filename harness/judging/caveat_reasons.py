@@ -16,6 +16,7 @@ from harness.analysis.integrity import LOSS_STEPS
 from harness.analysis.job_failures import failure_text
 from harness.analysis.steps import WARM_UP_STEPS, WORK_UNITS
 from harness.analysis.words import count, exit_text, name_numbers, name_ranks, name_seconds, one_line
+from harness.judging.checkpoint_words import damage_text, error_text
 from harness.judging.resume_words import NOT_COMPARED
 from harness.judging.shared_texts import capital, lost_words, shared_text
 from mecefo_runtime.system.reason import Made, Reason, Table
@@ -358,6 +359,28 @@ def _unsaved(unsaved: int, checkpoints: int, step: int, error: str, during_fault
     )
 
 
+def _unusable(
+    step: int,
+    path: str | None,
+    damage: Sequence[Mapping[str, Any]] = (),
+    moment: str | None = None,
+    incident: int | None = None,
+) -> str:
+    when = "" if moment is None else " was found when an attempt had ended: it"
+    by = "" if incident is None else f". Incident {incident} damaged it"
+    of = "" if path is None else f" ({path})"
+    return f"The checkpoint of step {step}{of}{when} {damage_text(damage, path)}{by}."
+
+
+def _older_loaded(attempt: int, step: int, newest: int, error: str | None = None, failed: str | None = None) -> str:
+    why = "" if error is None else f": {failed} raised {error_text(error)}"
+    return f"Attempt {attempt} loaded the checkpoint of step {step}, not that of step {newest}, the newest saved{why}."
+
+
+def _loaded_apart(attempt: int, steps: Sequence[int]) -> str:
+    return f"In attempt {attempt} the ranks loaded the checkpoints of different steps: {', '.join(map(str, steps))}."
+
+
 def _repair(repair: Reason) -> str:
     return f"{capital(shared_text(repair))}."
 
@@ -516,6 +539,25 @@ CAVEATS = Table(
             _unsaved,
             "{unsaved} of {checkpoints} checkpoints could not be saved, {during_faults} of them while a fault was "
             "active. The first was that of step {step}: {error}. ...",
+        ),
+        "checkpoint_unusable": Made(_unusable, "The checkpoint of step {step} ({path}) {damage}."),
+        "pointer_names_nothing": "{pointer} says {says}, and there is no such checkpoint.",
+        "pointer_names_damaged": "{pointer} names {says}, the checkpoint of step {step}, which cannot be loaded.",
+        "highest_number_damaged": (
+            "A loader that takes the highest number in {folder} reads {target}, the checkpoint of step {step}, which "
+            "cannot be loaded."
+        ),
+        "damage_loaded": (
+            "Attempt {attempt} loaded the checkpoint of step {step} ({path}), which incident {incident} had damaged, "
+            "and raised nothing."
+        ),
+        "older_loaded": Made(
+            _older_loaded,
+            "Attempt {attempt} loaded the checkpoint of step {step}, not that of step {newest}, the newest saved: "
+            "{failed} raised {error}.",
+        ),
+        "ranks_loaded_apart": Made(
+            _loaded_apart, "In attempt {attempt} the ranks loaded the checkpoints of different steps: {steps}."
         ),
         "repair_unfinished": Made(_repair, "{repair}."),
     }

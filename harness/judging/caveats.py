@@ -16,6 +16,7 @@ from harness.analysis.steps import WORK_UNITS
 from harness.analysis.throughput import num_within, windows_under_fault
 from harness.analysis.timeline import NOT_COUNTED, Timeline
 from harness.analysis.words import name_seconds
+from harness.judging import checkpoint_words
 from harness.judging.facts import overlap_of, ranks_resumed_apart, unplanned_loss
 from harness.judging.milder_faults import milder_faults
 from harness.judging.own_failures import own_caveats
@@ -34,6 +35,8 @@ MANY_OVERRUNS = 0.05
 
 _MAX_NOT_FIRED = 5
 """So many incidents that did not fire are told of one by one."""
+_MAX_UNUSABLE = 3
+"""The number of damaged checkpoints, the newest ones, that have a caveat each."""
 _MAX_SHARED = 5
 """So many incidents whose badput may be that of others are told of one by one."""
 MUCH_HELD = 0.1
@@ -68,6 +71,7 @@ def caveats(
         *part(lambda: _of_what_did_not_fire(timeline)),
         *part(lambda: _of_the_unplanned(summary)),
         *part(lambda: _of_the_checkpoints(timeline)),
+        *part(lambda: _of_the_loads(summary)),
         *part(lambda: _of_the_repairs(timeline)),
     ]
 
@@ -299,6 +303,37 @@ def _of_what_did_not_fire(timeline: Timeline | None) -> Iterator[Reason]:
         yield Reason("not_fired", incident=one.incident, why=one.because)
     if len(not_fired) > _MAX_NOT_FIRED:
         yield Reason("more_not_fired", number=len(not_fired) - _MAX_NOT_FIRED)
+
+
+def _of_the_loads(summary: Summary) -> Iterator[Reason]:
+    """Checkpoints that cannot be loaded, and what attempts loaded that is not the newest."""
+    unusable = [one for one in summary.checkpoints if one.usable is False and one.is_exposed]
+    for one in unusable[-_MAX_UNUSABLE:]:
+        yield Reason("checkpoint_unusable", **checkpoint_words.of_damage(one))
+    for pointer in summary.checkpoint_pointers:
+        if not pointer.is_there:
+            yield Reason("pointer_names_nothing", pointer=pointer.path, says=pointer.says)
+        elif pointer.usable is False and pointer.is_highest_number:
+            yield Reason("highest_number_damaged", folder=pointer.path, target=pointer.target, step=pointer.step)
+        elif pointer.usable is False:
+            yield Reason("pointer_names_damaged", pointer=pointer.path, says=pointer.says, step=pointer.step)
+    for load in summary.attempt_loads:
+        if load.differs:
+            yield Reason("ranks_loaded_apart", attempt=load.attempt, steps=load.differs)
+        if load.damaged_by is not None and load.path is not None:
+            yield Reason(
+                "damage_loaded", attempt=load.attempt, step=load.step, path=load.path, incident=load.damaged_by
+            )
+        if load.is_fallback:
+            why = load.failed[-1] if load.failed else None
+            yield Reason(
+                "older_loaded",
+                attempt=load.attempt,
+                step=load.step,
+                newest=load.newest_step,
+                error=None if why is None else why.error,
+                failed=None if why is None else why.path,
+            )
 
 
 def _of_the_checkpoints(timeline: Timeline | None) -> Iterator[Reason]:

@@ -43,6 +43,8 @@ Missing = Literal[
     "no_baseline",
     "never_approximates",
     "no_checkpoint_seen",
+    "no_checkpoint_read",
+    "no_load_seen",
 ]
 MISSING: Mapping[str, str] = {
     "not_counted": "the ranks were restarted, and neither their parameters nor the optimizer's count of its steps show "
@@ -54,6 +56,8 @@ MISSING: Mapping[str, str] = {
     "never_approximates": "the strategy of the job never approximates, or no step was committed",
     "no_checkpoint_seen": "no checkpoint was seen being saved",
     **NOT_COMPARED,
+    "no_checkpoint_read": "no checkpoint could be read when the job had ended",
+    "no_load_seen": "no attempt was seen loading a checkpoint that the job had saved",
 }
 """Why a run has no value of a metric, by code."""
 

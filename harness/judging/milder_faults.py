@@ -23,7 +23,7 @@ def milder_faults(summary: Summary, timeline: Timeline | None) -> list[Reason]:
 
 
 def _of(incident: IncidentSummary) -> Iterator[Reason]:
-    if incident.phase == _CHECKPOINT:
+    if incident.phase == _CHECKPOINT and incident.in_save is None:
         yield Reason("before_the_save", incident=incident.incident, fault=incident.fault, step=incident.step)
     evidence = incident.evidence
     if isinstance(evidence, Mapping) and evidence.get("ranks_only"):

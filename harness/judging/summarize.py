@@ -30,6 +30,7 @@ from harness.judging.series import recorded_of
 from harness.judging.summary import (
     UNKNOWN,
     BaselineFigures,
+    CheckpointFigures,
     Emulated,
     GenerationFigures,
     IncidentFigures,
@@ -210,6 +211,7 @@ def _figures(state: RunState, times: Timeline | None, problems: _Problems) -> Su
         own.attempt("comparison of the restarts", lambda: _resumes(log, timeline)) or unknown(ResumeFigures),
         _time(total),
         _state(state, times, problems),
+        own.attempt("checkpoints", lambda: _checkpoints(timeline)) or unknown(CheckpointFigures),
         _machine(state, run.dilation_ratio, problems),
         _pacing(state, run.dilation_ratio, speed, problems),
     )
@@ -294,6 +296,21 @@ def _state(state: RunState, times: Timeline | None, problems: _Problems) -> Stat
         approximation=problems.attempt("approximation", lambda: _approximation(state, steps)),
         unfit_steps=sum(1 for _ in state.of(StepUnfit)),
         checkpoints_failed=len(times.unsaved_checkpoints) if times and times.num_checkpoints else None,
+    )
+
+
+def _checkpoints(times: Timeline) -> CheckpointFigures:
+    facts = times.saved_checkpoints
+    if facts is None:
+        return unknown(CheckpointFigures)
+    return CheckpointFigures(
+        checkpoints_saved=facts.saved or None,
+        checkpoints_unusable=facts.unusable,
+        checkpoint_fallbacks=facts.fallbacks,
+        newest_usable_step=facts.newest_usable_step,
+        checkpoints=facts.health,
+        attempt_loads=facts.loads,
+        checkpoint_pointers=facts.pointers,
     )
 
 
@@ -597,7 +614,17 @@ def _incident_summary(
         state_restored=None if incident.restore is None else _since_start(incident.restore, times),
         undecided=None if incident.undecided is None else incident.undecided.code,
         why=incident.reason or why_undecided(incident),
+        in_save=incident.in_save,
+        save=incident.save,
+        newest_usable_step=_usable_after(incident, times),
+        read_by_incident=incident.read_by,
+        reads_damage_of=tuple(one.incident for one in times.incidents if one.read_by == incident.incident),
     )
+
+
+def _usable_after(incident: MeasuredIncident, times: Timeline) -> int | None:
+    facts = times.saved_checkpoints
+    return None if facts is None or incident.injected is None else facts.usable_after(incident.injected)
 
 
 def _since_start(restore: StateRestore, times: Timeline) -> StateRestore:

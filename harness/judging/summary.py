@@ -11,6 +11,7 @@ from itertools import zip_longest
 from typing import Any, ClassVar, TypeVar
 
 from harness.analysis.approximation import Approximation
+from harness.analysis.command.checkpoints import AttemptLoad, CheckpointHealth, Pointer
 from harness.analysis.figures import Figures
 from harness.analysis.hosts import HostFigures
 from harness.analysis.integrity import LossFigures
@@ -80,6 +81,8 @@ class IncidentSummary:
     `violations` are codes (`harness.analysis.violations.CODES`) of what the job did wrong to the end of the run and
     this incident answers for: it trained on, `continued_seconds` after the fault, and has not recovered.
     `uncertainty_seconds` has the uncertainty of each figure and phase that is measured between two clocks, by name.
+    `newest_usable_step` is that of the newest checkpoint that could be loaded when the ranks had ended after it.
+    `read_by_incident` is the incident for which the job read what this one damaged, `reads_damage_of` the reverse.
     `state_restored` is the one of the run's `state_restores` that it led to, `at_seconds` counted from the job's start.
     """
 
@@ -118,6 +121,11 @@ class IncidentSummary:
     state_restored: StateRestore | None = None
     undecided: str | None = None
     why: Reason | None = None
+    in_save: str | None = field(default=None, metadata=LEFT_OUT)
+    save: Mapping[str, Any] = field(default_factory=dict, metadata=LEFT_OUT)
+    newest_usable_step: int | None = field(default=None, metadata=LEFT_OUT)
+    read_by_incident: int | None = field(default=None, metadata=LEFT_OUT)
+    reads_damage_of: tuple[int, ...] = field(default=(), metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +306,19 @@ class StateFigures(Figures):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointFigures(Figures):
+    """The checkpoints of a command, and which of them its attempts loaded: `harness.analysis.command.checkpoints`."""
+
+    checkpoints_saved: int | None
+    checkpoints_unusable: int | None
+    checkpoint_fallbacks: int | None
+    newest_usable_step: int | None
+    checkpoints: tuple[CheckpointHealth, ...] = ()
+    attempt_loads: tuple[AttemptLoad, ...] = ()
+    checkpoint_pointers: tuple[Pointer, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class MachineFigures(Figures):
     """Whether the machine was fast enough for its ranks."""
 
@@ -312,6 +333,7 @@ class MachineFigures(Figures):
 @dataclass(frozen=True, kw_only=True)
 class Summary(
     MachineFigures,
+    CheckpointFigures,
     StateFigures,
     TimeFigures,
     ResumeFigures,

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from harness.analysis.contained import PROBLEMS, attempt, could_not
 from harness.analysis.words import count, name_seconds, speed_text, target_text
+from harness.judging import checkpoint_words
 from harness.judging.resume_words import resume_lines, resume_title, samples_line
 from harness.judging.summary import GateResult, IncidentSummary, Summary
 from harness.report import bars, charts, history, speed, tables, wording
@@ -88,6 +89,8 @@ def render(
         run_figures=_attempt("figures", lambda: tables.figures_of_the_run(summary), broken) or [],
         resumes=_attempt("restarts", lambda: list(_resumes(summary)), broken) or [],
         samples=samples_line(summary) if summary.resumes and summary.traits.is_user_script else None,
+        checkpoints=_attempt("checkpoints", lambda: checkpoint_words.rows(summary.checkpoints), broken) or [],
+        loads=_attempt("loads", lambda: list(map(checkpoint_words.load_text, summary.attempt_loads)), broken) or [],
         hosts=_attempt("hosts", lambda: list(host_rows(summary)), broken) or [],
         incident_figures=_attempt("figures", lambda: tables.figures_of_the_incidents(summary), broken) or [],
         chronicle=told,
@@ -205,6 +208,9 @@ def _incident(index: int, incident: IncidentSummary, past: History, broken: _Bro
         "when": wording.moment(incident),
         "verified": incident.verified,
         "effect": _sentence(wording.effect_words(incident)),
+        "within": [
+            _sentence(words) for words in (wording.save_words(incident), wording.story_words(incident)) if words
+        ],
         "short_effect": "verified" if incident.verified else "NOT verified" if incident.injected else "not injected",
         "diagnosis": _sentence(wording.diagnosis_words(incident) or ""),
         "bar": _drawn(f"incident {number}", lambda width: bars.recovery(f"recovery-{index}", way, width), broken),

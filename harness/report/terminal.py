@@ -15,6 +15,8 @@ from rich.text import Text
 from chaos.plain_text import plain
 from harness.analysis.contained import PROBLEMS, attempt, could_not
 from harness.analysis.words import count, name_seconds, one_line, speed_text
+from harness.judging import checkpoint_words
+from harness.judging.checkpoint_words import shortened
 from harness.judging.facts import unplanned_words
 from harness.judging.resume_words import resume_lines, resume_title, samples_line
 from harness.judging.summary import IncidentSummary, Summary
@@ -30,6 +32,7 @@ _MAX_WIDTH = 100
 _MAX_BAR_CELLS = 24
 _MAX_LABEL_CELLS = 44
 _VALUE_CELLS = 22
+_MAX_CHECKPOINTS = 4
 _TOLD_IN_FULL = 4
 """Of more incidents than this, each gets one line."""
 _VERDICT_STYLES = {"pass": "bold green", "fail": "bold red", "error": "bold red", "dirty": "bold red"}
@@ -83,6 +86,7 @@ class _Report:
             ("speed", self._speed),
             ("restarts", self._restarts),
             ("loss", self._loss),
+            ("checkpoints", self._checkpoints),
             ("approximation", self._approximation),
             ("time", self._time),
             ("hosts", self._hosts),
@@ -154,6 +158,10 @@ class _Report:
         for incident in summary.incidents:
             self._paragraph(wording.incident_title(incident))
             self._paragraph(wording.effect_words(incident), indent=4)
+            if save := wording.save_words(incident):
+                self._paragraph(shortened(save, summary.started_in), indent=4)
+            if story := wording.story_words(incident):
+                self._paragraph(story, indent=4)
             if diagnosis := wording.diagnosis_words(incident):
                 self._paragraph(diagnosis, indent=4)
         if not summary.incidents:
@@ -252,6 +260,19 @@ class _Report:
             return
         self._row("final loss of the fault-free baseline", f"{baseline:.4f}")
         self._row("difference", wording.percent(self._summary.loss_deviation_ratio, 2), style="bold")
+
+    def _checkpoints(self) -> None:
+        summary = self._summary
+        if not (summary.checkpoints or summary.attempt_loads):
+            return
+        self._head("Checkpoints")
+        saved, usable = summary.checkpoints_saved, summary.newest_usable_step
+        newest = "" if usable is None else f"; the newest usable one at the end is of step {usable}"
+        self._paragraph(f"{count(saved or 0, 'checkpoint')} saved{newest}.")
+        for step, path, size, state in checkpoint_words.rows(summary.checkpoints, _MAX_CHECKPOINTS):
+            self._paragraph(f"step {step}: {state} ({shortened(path, summary.started_in)}, {size})", hanging=2)
+        for load in summary.attempt_loads:
+            self._paragraph(f"{shortened(checkpoint_words.load_text(load), summary.started_in)}.", hanging=2)
 
     def _approximation(self) -> None:
         if words := wording.approximation_words(self._summary):

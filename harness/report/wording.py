@@ -192,7 +192,29 @@ def moment(incident: IncidentSummary) -> str:
     """`at step 300 (backward)`, or `before the first step`; empty where it did not fire, and is due at a time."""
     if incident.step is None:
         return "before the first step" if incident.injected else ""
-    return when(PlannedIncident(incident.incident, step=incident.step, phase=incident.phase))
+    return when(PlannedIncident(incident.incident, step=incident.step, phase=incident.phase, in_save=incident.in_save))
+
+
+def story_words(incident: IncidentSummary) -> str:
+    """Which incident made the job read what another one damaged; empty where none did."""
+    if incident.read_by_incident is not None:
+        return f"read when incident {incident.read_by_incident} had ended ranks, which were started again"
+    if incident.reads_damage_of:
+        which = name_numbers("incident", incident.reads_damage_of)
+        return f"the restart after it read what {which} damaged"
+    return ""
+
+
+def save_words(incident: IncidentSummary) -> str:
+    """`at byte 1,620 of state.pt`: what a save had come to when a fault came within it; empty where it did not."""
+    path, offset, num_bytes = (incident.save.get(key) for key in ("path", "offset", "num_bytes"))
+    if isinstance(offset, int):
+        at = f"at byte {offset:,} of {path}, which had {num_bytes:,} bytes then"
+        return f"{incident.in_save}: the process was stopped {at}"
+    if not path:
+        return ""
+    there = f" ({num_bytes:,} bytes)" if isinstance(num_bytes, int) else ""
+    return f"{incident.in_save}: {path}{there}"
 
 
 def incident_title(incident: IncidentSummary) -> str:

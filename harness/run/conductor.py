@@ -38,6 +38,7 @@ from harness.judging.gates import HaltCondition
 from harness.live.live import RunView
 from harness.run.baseline_after import BaselineAfter
 from harness.run.baseline_beside import BaselineBeside
+from harness.run.checkpoint_checks import CheckpointChecks
 from harness.run.job_run import JobRun
 from harness.run.overlaps import Overlaps
 from harness.run.restarts import Restarts
@@ -104,6 +105,8 @@ class Conductor:
         self._backend = kind_of(experiment.nodes_on).backend(setup)
         self._executor = self._executor_here(logs, engine)
         self._overlaps = Overlaps(self._emitter)
+        keeps_checkpoints = job.traits.is_user_script and job.traits.keeps_own_checkpoints
+        self._checkpoints = CheckpointChecks(self._emitter) if keeps_checkpoints else None
         self._early_end = EarlyEnd(experiment.gates, state, self._emitter, self._finish)
         self._halts = [HaltCondition.parse(text) for text in experiment.halt]
         self._injector: Injector | None = None
@@ -240,6 +243,8 @@ class Conductor:
         finally:
             await (self._undoing or self._injector.finish())
             self._injector = None
+        if self._checkpoints is not None:
+            await self._checkpoints.finish()
 
     def _host_of(self, node: int) -> str:
         return self._backend.host_of(node) or self._executor.host
@@ -269,9 +274,17 @@ class Conductor:
 
     async def _before_stop(self) -> None:
         await self._repairs.close()
+        has_ended_itself = self._end is None or not self._end.done()
+        if self._checkpoints is not None and self._has_damaged_files and has_ended_itself:
+            # Before the files are put back.
+            await self._checkpoints.look_at_end()
         if self._injector is not None:
             self._undoing = asyncio.create_task(self._injector.finish())
             await asyncio.wait({self._undoing}, timeout=UNDO_FIRST_SECONDS)
+
+    @property
+    def _has_damaged_files(self) -> bool:
+        return any(self._faults[incident.fault].scope == "checkpoint" for incident in self._incidents.values())
 
     def _may_be_repaired(self) -> bool:
         return self._repairs.are_due or (self._injector is not None and self._injector.is_striking)
@@ -283,6 +296,8 @@ class Conductor:
 
     async def _close(self, reason: str, message: str) -> None:
         await self._overlaps.stop()
+        if self._checkpoints is not None:
+            await self._checkpoints.close()
         if self._baseline is not None:
             await self._baseline.stop()
         with suppress(ChaosError):
@@ -329,6 +344,8 @@ class Conductor:
             self._baseline.run.on_event(event)
             if isinstance(record, StepCommitted):
                 self._baseline.run.on_step(record)
+        if self._checkpoints is not None and event.job == MAIN_JOB and record is not None:
+            self._checkpoints.feed(record)
         if self._main.running is None or event.job != MAIN_JOB:
             return
         self._main.on_event(event)

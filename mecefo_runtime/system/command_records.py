@@ -75,6 +75,56 @@ class CheckpointBegun(Record, kind="checkpoint_begun", emitted_by="rank"):
     """Whether another thread than the one that trains saves it, or the call returns before it is written."""
 
 
+class CheckpointChecked(Record, kind="checkpoint_checked", emitted_by="conductor"):
+    """The checkpoint of `step` of a command was read from outside.
+
+    When all ranks of an attempt had ended, and when the job had; no later than the next attempt's first save.
+    """
+
+    path: str | None = None
+    """The file or folder where it is now."""
+    found: str = "there"
+    """`there`, `partly` (some of its files), `gone`, `overwritten` (a later save took its place) or `elsewhere`."""
+    moment: str = "job_ended"
+    """`attempt_ended` or `job_ended`."""
+    of_attempt: int | None = omitted_if(None)
+    """The attempt that had ended."""
+    is_finished: bool = True
+    """Whether its save was seen to end."""
+    whole: bool | None = None
+    """Whether its files are whole: checksums of zip archives, lengths of safetensors, the pieces that the metadata of a
+    distributed checkpoint names; null: not known."""
+    readable: bool | None = None
+    """Whether the job's own Python could load it (`weights_only`); null: not tried."""
+    finite: bool | None = None
+    """Whether all its values are finite; null: not read."""
+    damage: tuple[Mapping[str, Any], ...] = ()
+    """The damage that was found: `{code, file, num_bytes, expected_bytes, part, count, error}` each."""
+    unchecked: tuple[str, ...] = ()
+    """Codes for why something of it is not known."""
+    num_files: int = 0
+    """Its files."""
+    num_bytes: int = 0
+    """Their size."""
+    seconds: float = 0.0
+    """How long it took to read."""
+
+
+class CheckpointPointed(Record, kind="checkpoint_pointed", emitted_by="conductor"):
+    """A command has ended: a file, link or number names its newest checkpoint, in a folder in which it saved."""
+
+    folder: str = ""
+    """The folder."""
+    name: str = ""
+    """A file or link there, or `highest_number`: the highest number in a name."""
+    says: str = ""
+    """The text of the file, or the target of the link."""
+    target: str | None = None
+    """The file or folder that this is; null: no entry of the folder."""
+    is_there: bool = True
+    """Whether that is there."""
+
+
 class StateLoaded(Record, kind="state_loaded", emitted_by="rank"):
     """Of a command: a process of a rank has read a saved state, or failed to. It may come before its first step."""
 

@@ -212,7 +212,9 @@ class CheckpointWritten(Record, kind="checkpoint_written", emitted_by="rank"):
     units: tuple[Any, ...] = ()
     """The units of its part."""
     saved: tuple[tuple[Any, ...], ...] = ()
-    """Of an external rank: path, device and inode of each file or folder whose saving was seen."""
+    """Of an external rank: path, device, inode and size of each file or folder whose saving was seen, when the call
+    that saved it had returned. Null is the size
+    of a folder; earlier versions wrote no size."""
     num_bytes: int | None = None
     """Size of its part."""
     blocking_seconds: float = 0.0

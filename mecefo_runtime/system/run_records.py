@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from mecefo_runtime.system.json_values import LEFT_OUT
 from mecefo_runtime.system.reason import Reason
 from mecefo_runtime.system.record import Record, called, omitted_if
 
@@ -94,6 +95,8 @@ class PlannedIncident:
     """The step of the trigger."""
     phase: str | None = None
     """The phase of the trigger within the step."""
+    in_save: str | None = field(default=None, metadata=LEFT_OUT)
+    """The moment within the save of a checkpoint, as `injected` has it."""
     at_seconds: float | None = None
     """The time of the trigger, since the start of the job."""
     ranks: tuple[int, ...] = ()
@@ -114,6 +117,10 @@ class PlannedIncident:
     """When what it took is repaired, after the injection."""
     retrigger: Any = "once"
     """At which attempts of the launcher it fires: `once`, `every-attempt` or a number."""
+    then: str | None = field(default=None, metadata=LEFT_OUT)
+    """The fault that follows when it is verified."""
+    follows: int | None = field(default=None, metadata=LEFT_OUT)
+    """The incident which it follows when that is verified."""
     draw: int | None = None
     """The incident whose random choices it repeats, or its own number."""
     is_optional: bool = False
@@ -189,6 +196,11 @@ class Injected(OfIncident, kind="injected", emitted_by="injector"):
     """The target as the experiment has it."""
     phase: str | None = None
     """The phase of the trigger within the step."""
+    in_save: str | None = omitted_if(None)
+    """The moment within the save of a checkpoint: `after=file`, `after=rename`, `after=SIZE` or `during=async`."""
+    save: Mapping[str, Any] = omitted_if({})
+    """The state of that save: the `path` of the file, `num_bytes` of it that were there, and `offset`, the byte
+    to which it was written when the process was stopped (`after=SIZE`)."""
     ranks: tuple[int, ...] = ()
     """Ranks that it affects."""
     nodes: tuple[int, ...] = ()

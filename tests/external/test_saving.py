@@ -138,4 +138,66 @@ def test_what_is_reported_names_the_file_that_was_written(tmp_path):
     saves.called(0.0, None, os.fspath(tmp_path / "a.pt"))
     saves.next_step()
     status = (tmp_path / "a.pt").stat()
-    assert places == [[[str(tmp_path / "a.pt"), status.st_dev, status.st_ino]]]
+    assert places == [[[str(tmp_path / "a.pt"), status.st_dev, status.st_ino, status.st_size]]]
+
+
+class TestRenames:
+    """What was saved keeps its step under another name."""
+
+    @pytest.fixture
+    def saved(self, tmp_path):
+        found = []
+        saves = Saves(lambda *told: found.append(told), lambda *_: None)
+
+        def save(path):
+            (tmp_path / path).parent.mkdir(exist_ok=True)
+            (tmp_path / path).write_bytes(b"12345")
+            saves.begin(10)
+            saves.called(0.0, None, str(tmp_path / path))
+
+        return saves, save, found
+
+    def rename(self, saves, folder, source, target, within=None):
+        (folder / source).replace(folder / target)
+        return saves.renamed(str(folder / source), str(folder / target), within)
+
+    def test_a_file_and_its_size(self, tmp_path, saved):
+        saves, save, found = saved
+        save("new.pt")
+        assert self.rename(saves, tmp_path, "new.pt", "state.pt") == 10
+        saves.next_step()
+        ((step, _, _, files),) = found
+        status = (tmp_path / "state.pt").stat()
+        assert (step, files) == (10, [[str(tmp_path / "state.pt"), status.st_dev, status.st_ino, 5]])
+
+    def test_its_folder(self, tmp_path, saved):
+        saves, save, found = saved
+        save("tmp/a.pt")
+        assert self.rename(saves, tmp_path, "tmp", "step_10") == 10
+        saves.next_step()
+        assert [path for path, *_ in found[0][3]] == [str(tmp_path / "step_10" / "a.pt")]
+
+    def test_another_file_and_one_of_an_earlier_step_are_none(self, tmp_path, saved):
+        saves, save, _ = saved
+        (tmp_path / "latest.new").touch()
+        save("tmp.pt")
+        assert self.rename(saves, tmp_path, "latest.new", "latest") is None
+        saves.next_step()
+        assert self.rename(saves, tmp_path, "tmp.pt", "10.pt") is None
+
+    def test_a_file_within_what_is_being_saved(self, tmp_path, saved):
+        saves, _, _ = saved
+        (tmp_path / ".metadata.tmp").touch()
+        saves.begin(10)
+        assert self.rename(saves, tmp_path, ".metadata.tmp", ".metadata", within=str(tmp_path)) == 10
+
+
+def test_a_save_is_in_flight_until_its_future_is_done(tmp_path):
+    reports, future = Reports(), Future()
+    reports.save(str(tmp_path / "a"), result=future)
+    assert reports.saves.are_in_flight
+    reports.end_step()
+    assert reports.saves.are_in_flight
+    future.set_result(None)
+    assert not reports.saves.are_in_flight
+    assert reports.written == [10]

@@ -19,7 +19,8 @@ from chaos.host import memory_limit
 from chaos.host.job_step import ends_with_step
 from chaos.host.process_table import TABLE_POLL_SECONDS, resident_bytes
 from chaos.host.undo_record import UndoRecord
-from chaos.language.quantities import BytesText, bytes_text
+from chaos.language.quantities import BytesText
+from chaos.language.sizes import bytes_text
 from chaos.language.target import ResolvedTarget, Scope
 from mecefo_runtime.system.process import ProcessId
 from mecefo_runtime.system.reason import Reason

@@ -77,8 +77,8 @@ def _newest_in(folder: Path, since_seconds: float) -> SavedCheckpoint | None:
 def _newest_seen(saves: Iterable[CheckpointWritten], since_seconds: float) -> SavedCheckpoint | None:
     by_step: dict[int, list[Path]] = {}
     for record in saves:
-        for path, device, inode in record.saved:
-            if (place := _where(Path(path), device, inode)) is not None:
+        for path, device, inode, *_ in record.saved:
+            if (place := where_is(Path(path), device, inode)) is not None:
                 by_step.setdefault(record.step or 0, []).append(place)
     for step in sorted(by_step, reverse=True):
         files = tuple(dict.fromkeys(_own_files(by_step[step], since_seconds)))
@@ -96,7 +96,7 @@ def _newest_seen(saves: Iterable[CheckpointWritten], since_seconds: float) -> Sa
     return None
 
 
-def _where(path: Path, device: int, inode: int) -> Path | None:
+def where_is(path: Path, device: int, inode: int) -> Path | None:
     """Where the file is now: many are written under another name first, in the same folder or one beside it."""
     if _is_at(path, device, inode):
         return path

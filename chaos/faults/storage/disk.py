@@ -33,7 +33,8 @@ from chaos.host import small_disk
 from chaos.host.own_folder import opened, parent_of, status_in
 from chaos.host.run_files import KEPT_FOLDER
 from chaos.host.undo_record import UndoRecord
-from chaos.language.quantities import BytesText, bytes_text
+from chaos.language.quantities import BytesText
+from chaos.language.sizes import bytes_text
 from chaos.language.target import ResolvedTarget, Scope
 from chaos.refusals import FOLDER_OPTION
 from mecefo_runtime.system.command_records import RankRaised

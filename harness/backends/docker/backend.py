@@ -20,7 +20,7 @@ from chaos.faults.base import OwnedProcess
 from chaos.host import containers, memory_limit
 from chaos.host.links.nccl_transport import LOG_NAME
 from chaos.host.run_processes import RUN_VARIABLE
-from chaos.language.quantities import bytes_text
+from chaos.language.sizes import bytes_text
 from harness.analysis.words import count
 from harness.backends.base import AnyConfig
 from harness.backends.command.start import NOT_FOUND

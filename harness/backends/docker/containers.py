@@ -8,7 +8,8 @@ from pydantic import AfterValidator, Field
 
 from chaos.errors import UsageError
 from chaos.experiment.fields import Said, Text
-from chaos.language.quantities import BytesText, bytes_text
+from chaos.language.quantities import BytesText
+from chaos.language.sizes import bytes_text
 from chaos.language.validation_errors import said
 
 # Less than any process takes that has torch in it.

@@ -262,6 +262,13 @@ def _options_of_triggers() -> list[GroupedOption]:
             metavar="once|every-attempt|K",
             help="Attempts of the job's launcher at which the fault fires. Default: once.",
         ),
+        _option(
+            FAULT,
+            "--then",
+            type=Word(["kill-job"]),
+            metavar="kill-job",
+            help="Of a fault that damages stored state: end the job once that is verified, so that it is read.",
+        ),
     ]
 
 

@@ -16,7 +16,8 @@ from chaos.errors import UsageError
 from chaos.faults.base import RunContext
 from chaos.faults.process.memory import LeakMemory, LeakParameters
 from chaos.host import memory_limit
-from chaos.language.quantities import bytes_text, parse_bytes, parse_seconds
+from chaos.language.quantities import parse_seconds
+from chaos.language.sizes import bytes_text, parse_bytes
 from chaos.language.target import ResolvedTarget
 from mecefo_runtime.job.config import JobConfig
 from mecefo_runtime.system.process import ProcessId

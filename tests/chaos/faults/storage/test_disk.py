@@ -18,7 +18,7 @@ from chaos.faults.base import FaultContext, OwnedProcess, RunContext
 from chaos.faults.storage.disk import FillDisk, FillParameters
 from chaos.faults.watch import Watch
 from chaos.host import small_disk
-from chaos.language.quantities import bytes_text
+from chaos.language.sizes import bytes_text
 from chaos.language.target import ResolvedTarget
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.system.events import Event
