@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isclose
+from operator import eq
 from typing import Any, Literal
 
 from mecefo_runtime.system.command_records import CheckpointBegun, StepSeen, TrainingEntered
@@ -91,21 +92,26 @@ class Compared:
 
 @dataclass(slots=True)
 class History:
-    """What was seen of batches before, to tell other samples from other content of the same ones."""
+    """What was seen of batches before, to tell other samples from other content of the same ones.
+
+    `varies`: some rows of a batch are as before and others are not. The same samples have other content then, and rows
+    that were seen before say nothing of an order.
+    """
 
     steps_of: Mapping[tuple[str, ...], int]
     rows: frozenset[bytes]
+    varies: bool = False
 
     @classmethod
-    def of(cls, seen: Iterable[StepSeen]) -> History:
-        """Of all steps before."""
+    def of(cls, seen: Iterable[StepSeen], passes: Iterable[tuple[StepSeen, StepSeen]] = ()) -> History:
+        """Of all steps before; `passes` are the two of each step that was taken twice."""
         steps_of: dict[tuple[str, ...], int] = {}
         rows: set[bytes] = set()
         for one in seen:
             if one.step is not None and is_complete(one):
                 steps_of.setdefault(one.batches, one.step)
                 rows.update(rows_in(one))
-        return cls(steps_of, frozenset(rows))
+        return cls(steps_of, frozenset(rows), any(_is_like_in_part(one, other) for one, other in passes))
 
 
 def is_complete(seen: StepSeen) -> bool:
@@ -123,6 +129,12 @@ def rows_in(seen: StepSeen) -> list[bytes]:
             return []
         found += [raw[start : start + _BYTES] for start in range(0, len(raw), _BYTES)]
     return found
+
+
+def _is_like_in_part(before: StepSeen, after: StepSeen) -> bool:
+    if before.batches == after.batches or sizes_of(before) != sizes_of(after):
+        return False
+    return any(map(eq, rows_in(before), rows_in(after)))
 
 
 def sizes_of(seen: StepSeen) -> tuple[int, ...]:
@@ -177,8 +189,7 @@ def _batches(
             yield "content", Difference("content", step, (rank,), is_judged=False, after="same_samples")
         return
     rows = rows_in(after)
-    if not history.rows.isdisjoint(rows):
-        # Rows that were seen before: their content is that of samples, and these are in another place.
+    if not history.varies and not history.rows.isdisjoint(rows):
         yield "batches", Difference("batches", step, (rank,), same_as_step=history.steps_of.get(after.batches))
     else:
         # Other samples, or the same ones augmented anew.
@@ -202,11 +213,13 @@ def compare_states(
     entered: TrainingEntered,
     step: int,
     into: Compared,
+    replicated: Container[Kind] = OF_STATE,
 ) -> None:
     """Compare what was saved with what a rank has before its first step, which is `step`, after the load.
 
     `own` is what this rank held when it saved, None where it saved nothing; `others` what all ranks that saved held
-    then. What is different in each of them, as buffers are under data parallelism, may come from any.
+    then. What is different in each of them, as buffers are under data parallelism, may come from any. A rank that
+    saved nothing is compared only by the kinds in `replicated`: of shards the others' digests say nothing.
     """
     every = [one for one in ([own] if own is not None else []) + list(others) if one.is_whole and one.parameters]
     if not every or not entered.is_whole:
@@ -220,7 +233,7 @@ def compare_states(
         after = getattr(entered, kind)
         if not any(values) and not after:
             continue
-        if kind == "buffers" and own is None and is_sharded:
+        if own is None and (is_sharded or kind == "buffers" or kind not in replicated):
             continue
         is_same = after in values
         shown = kind in ("optimizer_steps", "scaler")

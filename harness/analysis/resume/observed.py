@@ -37,6 +37,7 @@ class Observed:
     # By path, and by device and inode: the step after which a file or folder was saved last, and when.
     saved_after: dict[object, list[tuple[float, int]]] = field(default_factory=dict)
     world_sizes: dict[int, int | None] = field(default_factory=dict)
+    _settings: dict[Place, Mapping[int, str]] = field(default_factory=dict)
 
     @property
     def attempts(self) -> list[int]:
@@ -49,11 +50,14 @@ class Observed:
 
     def groups(self, attempt: int, rank: int) -> Mapping[int, str]:
         """By step the settings of its parameter groups: they are told when they change."""
-        current, found = "", {}
-        for step, seen in sorted(self.steps.get((attempt, rank), {}).items()):
-            current = seen.groups or current
-            found[step] = current
-        return found
+        place = attempt, rank
+        if place not in self._settings:
+            current, found = "", {}
+            for step, seen in sorted(self.steps.get(place, {}).items()):
+                current = seen.groups or current
+                found[step] = current
+            self._settings[place] = found
+        return self._settings[place]
 
     def step_loaded(self, attempt: int) -> int | None:
         """The step after which the checkpoint was saved that an attempt loaded; None: not known, or several."""
@@ -62,6 +66,8 @@ class Observed:
 
     def _steps_of(self, load: StateLoaded) -> Iterable[int]:
         for key in ((load.device, load.inode), load.path):
+            if key is None or key == (None, None):
+                continue
             saves = self.saved_after.get(key, [])
             index = bisect_right(saves, (load.monotonic_seconds, -1))
             if index:

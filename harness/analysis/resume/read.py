@@ -95,10 +95,12 @@ def read_resume_figures(
 
 
 def _figures(resumes: Sequence[Resume], samples: Samples) -> ResumeFigures:
-    compared = [one for one in resumes if one.kinds]
+    # A restart that was compared with nothing may have changed anything: then there is no figure without a difference.
+    restarts = [one for one in resumes if one.against == "before"] or resumes
+    is_whole = bool(restarts) and all(one.kinds for one in restarts)
     judged = [difference for one in resumes for difference in one.judged]
     return ResumeFigures(
-        resume_differs=len({one.kind for one in judged}) if compared else None,
+        resume_differs=len({one.kind for one in judged}) if judged or is_whole else None,
         first_differing_step=min((one.step for one in judged), default=None),
         samples_repeated=samples.repeated,
         samples_missed=samples.missed,

@@ -12,7 +12,7 @@ passes of a step agreed (this run and its baseline before the fault, or two star
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf, isfinite
 
@@ -168,14 +168,22 @@ def _resume(main: Observed, earlier: Sequence[int], attempt: int, pair: Toleranc
     if after is None or aligned_by is None:
         return Resume(attempt, unknown=unknown)
     compared, unobserved = Compared(), []
-    sizes = {main.world_sizes.get(number) for number in (*earlier[-1:], attempt)} - {None}
+    sizes = _sizes(main, (*earlier[-1:], attempt))
     is_resized = len(sizes) > 1
     if is_resized:
-        unobserved.append(Reason("world_size_changed", sizes=sorted(size for size in sizes if size is not None)))
+        unobserved.append(Reason("world_size_changed", sizes=sorted(sizes)))
     if after and not is_resized:
         _compare_states(main, earlier, attempt, after, compared)
     passes = _passes_before(main, earlier)
-    history = History.of(seen for steps in passes.values() for seen, _ in steps.values())
+    history = History.of(
+        (seen for steps in passes.values() for seen, _ in steps.values()),
+        (
+            (steps[step][0], seen)
+            for rank, steps in passes.items()
+            for step, seen in main.steps.get((attempt, rank), {}).items()
+            if step > after and step in steps
+        ),
+    )
     for rank in main.ranks(attempt):
         own, groups = main.steps[attempt, rank], main.groups(attempt, rank)
         for step in sorted(own):
@@ -185,8 +193,9 @@ def _resume(main: Observed, earlier: Sequence[int], attempt: int, pair: Toleranc
             charge(len(own[step].batches) + 4)
             seen, from_attempt = known
             settings = main.groups(from_attempt, rank).get(step, ""), groups.get(step, "")
-            compare_steps(rank, seen, own[step], settings, None if is_resized else history, compared)
-            if is_resized:
+            is_like = not is_resized and len(_sizes(main, (from_attempt, attempt))) < 2
+            compare_steps(rank, seen, own[step], settings, history if is_like else None, compared)
+            if not is_like:
                 continue
             _compare_results(main, (from_attempt, rank), main, (attempt, rank), step, pair, compared)
     return Resume(
@@ -198,6 +207,11 @@ def _resume(main: Observed, earlier: Sequence[int], attempt: int, pair: Toleranc
         unobserved=tuple(unobserved),
         differences=compared.differences(),
     )
+
+
+def _sizes(main: Observed, attempts: Iterable[int]) -> set[int]:
+    """The numbers of ranks of these attempts, as far as they are known."""
+    return {size for number in attempts if (size := main.world_sizes.get(number)) is not None}
 
 
 def _passes_before(main: Observed, earlier: Sequence[int]) -> Mapping[int, Mapping[int, tuple[StepSeen, int]]]:
@@ -213,6 +227,7 @@ def _passes_before(main: Observed, earlier: Sequence[int]) -> Mapping[int, Mappi
 
 def _compare_states(main: Observed, earlier: Sequence[int], attempt: int, after: int, into: Compared) -> None:
     saved: dict[int, CheckpointBegun] = {}
+    replicated = _replicated(main, earlier)
     for number in earlier:
         for (of_attempt, rank), saves in main.saves.items():
             if of_attempt == number:
@@ -222,7 +237,23 @@ def _compare_states(main: Observed, earlier: Sequence[int], attempt: int, after:
     for rank in main.ranks(attempt):
         entered = main.entered.get((attempt, rank))
         if entered is not None and saved:
-            compare_states(rank, saved.get(rank), saved.values(), entered, after + 1, into)
+            compare_states(rank, saved.get(rank), saved.values(), entered, after + 1, into, replicated)
+
+
+def _replicated(main: Observed, earlier: Sequence[int]) -> frozenset[Kind]:
+    """What all ranks were seen to hold alike before: the state of one of them then stands for that of the others."""
+    found: set[Kind] = {"optimizer_steps", "scaler"}
+    for attempt in earlier:
+        ranks = main.ranks(attempt)
+        entered = {one.parameters for rank in ranks if (one := main.entered.get((attempt, rank))) is not None}
+        if len(ranks) > 1 and len(entered) == 1 and "" not in entered:
+            found.add("parameters")
+        sums = [main.sums.get((attempt, rank), {}) for rank in ranks]
+        common = set.intersection(*map(set, sums)) if len(sums) > 1 else set()
+        charge(len(common))
+        if common and all(len({own[step].sums for own in sums}) == 1 for step in common):
+            found |= {"parameters", "optimizer"}
+    return frozenset(found)
 
 
 def _compare_results(
@@ -261,9 +292,17 @@ def _against_baseline(
 ) -> Resume:
     """The steps after the first fault, in their last pass, against those of the baseline."""
     twin = baseline.attempts[0]
-    compared, unobserved = Compared(), []
+    compared, undisturbed, unobserved = Compared(), Compared(), []
     passes = _passes_before(main, attempts)
-    history = History.of(seen for rank in baseline.ranks(twin) for seen in baseline.steps[twin, rank].values())
+    history = History.of(
+        (seen for rank in baseline.ranks(twin) for seen in baseline.steps[twin, rank].values()),
+        (
+            (theirs, steps[step][0])
+            for rank, steps in passes.items()
+            for step, theirs in baseline.steps.get((twin, rank), {}).items()
+            if step in steps
+        ),
+    )
     if set(passes) != set(baseline.ranks(twin)):
         unobserved.append(Reason("world_size_changed", sizes=[len(baseline.ranks(twin)), len(passes)]))
         passes = {}
@@ -271,21 +310,29 @@ def _against_baseline(
         theirs, groups = baseline.steps[twin, rank], baseline.groups(twin, rank)
         for step in sorted(steps.keys() & theirs.keys()):
             seen, attempt = steps[step]
-            if seen.monotonic_seconds < first_fault_seconds:
-                continue
+            into = undisturbed if seen.monotonic_seconds < first_fault_seconds else compared
             charge(len(seen.batches) + 4)
             settings = groups.get(step, ""), main.groups(attempt, rank).get(step, "")
-            compare_steps(rank, theirs[step], seen, settings, history, compared)
-            _compare_results(baseline, (twin, rank), main, (attempt, rank), step, pair, compared)
+            compare_steps(rank, theirs[step], seen, settings, history, into)
+            _compare_results(baseline, (twin, rank), main, (attempt, rank), step, pair, into)
+    # A script without a fixed seed differs from itself: that is no effect of the fault.
+    agreed = undisturbed.kinds - {kind for kind, _ in undisturbed.found}
+    kinds = compared.kinds & agreed
+    unlike = sorted(kind for kind, _ in compared.found if kind not in agreed)
+    if unlike:
+        unobserved.append(Reason("undisturbed_differ", kinds=unlike))
+    nothing = Reason("undisturbed_differ" if compared.steps else "no_common_steps")
     return Resume(
         attempts[-1],
         against="baseline",
         aligned_by="step",
-        unknown=None if compared.steps else Reason("no_common_steps"),
+        unknown=None if kinds else nothing,
         steps=len(compared.steps),
-        kinds=tuple(sorted(compared.kinds)),
+        kinds=tuple(sorted(kinds)),
         unobserved=tuple(unobserved),
-        differences=compared.differences(),
+        differences=tuple(
+            replace(one, is_judged=one.is_judged and one.kind in agreed) for one in compared.differences()
+        ),
     )
 
 
