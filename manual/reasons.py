@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from chaos.refusals import REFUSALS
+from harness.analysis.command.attempt_list import ENDS as ATTEMPT_ENDS
 from harness.analysis.command.no_restart import NO_RESTART
 from harness.analysis.job_failures import JOB_FAILURES
 from harness.comparison.set_reasons import SET_REASONS
@@ -37,6 +38,10 @@ TABLES: Mapping[str, tuple[str, Table]] = {
     ),
     "Failures of the job": ("`failure` of a reason of the verdict, and `why` of the event `job_failed`.", JOB_FAILURES),
     "Why nothing started a command again": ("`no_restart` of `summary.json`; null where it is not known.", NO_RESTART),
+    "How an attempt of a command ended": (
+        "`attempt_list[].end` of `summary.json`; `cause` is the first failure, as in `job_failed`.",
+        ATTEMPT_ENDS,
+    ),
     "Causes": ("What `chaos shrink` compares: two runs fail alike that have one of them in common.", CAUSES),
     "Sets of runs": (
         "`verdict.reason_codes[]` and `verdict.gates[].why` of `chaos compare --json` and `chaos run --repeat --json`.",

@@ -28,7 +28,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
-from signal import SIGKILL
+from signal import SIGKILL, SIGTERM
 
 from harness.analysis.command.attempts import Starts
 from harness.analysis.contained import charge
@@ -403,6 +403,7 @@ class Attribution:
         # that run.
         self._first_steps, self._is_counted = steps.first_fit, True
         self._attempt = 0
+        self._start: AttemptStarted | None = None
         self._launchers: set[int] = set()
         self._launchers_are_gone = False
         # How the attempt before ended, if by SIGKILL, and not by that of a fault.
@@ -500,8 +501,7 @@ class Attribution:
                 if not is_goodbye and not is_left_behind:
                     self._failed.setdefault(attempt, record)
             case AttemptStarted():
-                self._end_attempts(record.attempt_number, at)
-                self._attempt = record.attempt_number
+                self._start_attempt(record)
             case StepsCounted() if record.count_kept_by == "nobody" and record.step == 1 and self._attempt > 1:
                 self._stop_counting()
             case ProcessStarted(role="launcher", started_pid=int(pid)):
@@ -619,6 +619,14 @@ class Attribution:
             self._last_of[lost] = loss
             self._away.setdefault(lost, []).append(loss)
 
+    def _start_attempt(self, record: AttemptStarted) -> None:
+        last = self._failed.get(self._attempt)
+        if last is not None and last.exit == -SIGTERM and _has_grown(self._start, record):
+            # To start more ranks, the launchers end those that run.
+            del self._failed[self._attempt]
+        self._end_attempts(record.attempt_number, record.monotonic_seconds)
+        self._attempt, self._start = record.attempt_number, record
+
     def _end_attempts(self, before: float, back: float | None) -> None:
         """The attempts of a command before that number are over, and what they failed of is known."""
         for attempt in sorted(number for number in self._failed if number < before):
@@ -708,6 +716,14 @@ class Attribution:
         own = {number: one for number, one in effects.items() if rank in one.gone or rank in one.missing}
         if own:
             self._lost_to[rank] = own
+
+
+def _has_grown(before: AttemptStarted | None, later: AttemptStarted) -> bool:
+    """Whether agents have joined: there are more ranks, and the launchers count no restart."""
+    if before is None or before.world_size is None or later.world_size is None:
+        return False
+    is_restart = later.num_restarts is None or later.num_restarts != before.num_restarts
+    return later.world_size > before.world_size and not is_restart
 
 
 def _is_same_death(before: Loss | None, loss: Loss) -> bool:

@@ -41,7 +41,8 @@ class ThroughputFigures(Figures):
     `during`: the mean from injection to repair (to the end of the run where nothing is repaired), over all verified
     incidents: the work of the steps that committed, of those in flight at either end by their share.
     `after`: the median over the steps that began after the last repair, and after the last lost rank was back, up to a
-    loss that no fault explains, if that leaves any to speak of.
+    loss that no fault explains, if that leaves any to speak of. None where the unit is steps, the number of ranks
+    changed, and it is not known of how many samples the steps of each attempt are.
     `throughput_drop_ratio` is 1 - during/before.
     `outage_seconds`: how long no step was committed under faults: the time from an injection, or from the commit after
     it, to the next commit, where that is longer than `OUTAGE_STEPS` usual steps. A drop of a restart is 100% by its
@@ -88,16 +89,20 @@ def measured(timeline: Timeline) -> ThroughputFigures:
     during = _during(timeline, windows)
     after = steps_after(timeline, windows[-1][1]) if windows else []
     whole_run = None
-    if len(steps) > 1 and windows and timeline.outcome == "completed":
+    if len(steps) > 1 and windows and timeline.outcome == "completed" and not timeline.steps_may_differ:
         whole_run_seconds = steps[-1].committed_seconds - steps[0].committed_seconds
         whole_run = sum(step.work for step in steps[1:]) / whole_run_seconds if whole_run_seconds > 0 else None
-    unit, speeds = timeline.steps.unit, Speeds(before, during, median_work_per_second(after))
+    # Steps of another number of ranks may be of another number of samples.
+    after_speed = None if timeline.steps_may_differ else median_work_per_second(after)
+    unit, speeds = timeline.steps.unit, Speeds(before, during, after_speed)
     return ThroughputFigures(
         throughput_unit=unit,
         throughput_per_second=speeds,
         throughput_tokens_per_second=speeds if unit == WORK_UNITS[0] else Speeds(),
         throughput_drop_ratio=_drop(during, before),
-        throughput_drop_while_training_ratio=_drop(_while_training(timeline), before),
+        throughput_drop_while_training_ratio=None
+        if timeline.steps_may_differ
+        else _drop(_while_training(timeline), before),
         outage_seconds=_outage(timeline, windows),
         throughput_noise_ratio=_noise(timeline, num_within(timeline.steps, windows)),
         throughput_drop_whole_run_ratio=_drop(whole_run, before),

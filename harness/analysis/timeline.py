@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from harness.analysis import violations
 from harness.analysis.attribution import COORDINATOR, Attribution, Loss, UnplannedLoss
+from harness.analysis.command.attempt_list import JobFacts, ListedAttempt, list_attempts
 from harness.analysis.command.attempts import Attempt, read_attempts, read_restarts
 from harness.analysis.command.checkpoints import Checkpoints, Damaged, read_checkpoints
 from harness.analysis.command.ended_ranks import EndedRank, is_grouped, read_ended_ranks
@@ -23,6 +24,7 @@ from harness.analysis.command.job_length import Baseline, JobLength, measure_len
 from harness.analysis.command.no_restart import read_no_restart
 from harness.analysis.command.observation import Observation, read_observation
 from harness.analysis.command.replica_state import ReplicaComparison, compare_replicas
+from harness.analysis.command.world import read_batches, steps_may_differ, weighed
 from harness.analysis.contained import Shared, analysis_failed
 from harness.analysis.history import kept_steps
 from harness.analysis.incident import MeasuredIncident, read_incidents
@@ -72,9 +74,9 @@ class Timeline:
     for which training waited until the slowest rank had copied its part of one; of `num_checkpoints` that were begun
     `unsaved_checkpoints` are those that were not saved as a whole: step -> (when, why). `rejected` is when an attempt
     at a step was found not fit to be committed. `completions` are when a layout was told under which a step begun
-    before is completed, and the share of the work on it that was lost. `attempts`, `restarts`, `fruitless` and
-    `observation` are those of a command's job; `traits` says what kind of job it is. `not_due` are incidents that
-    chance had planned and that did not fire, each with the reason.
+    before is completed, and the share of the work on it that was lost. `attempts`, `restarts` and `observation` are
+    those of a command's job; `traits` says what kind of job it is. `not_due` are incidents that chance had planned and
+    that did not fire, each with the reason.
     `losses` are those that the job told of, `unplanned` the ones that no fault explains (see `attribution`).
     `baseline_losses` are those of the baseline, in which no fault explains any, and `baseline_failed` is why it failed.
     """
@@ -103,7 +105,6 @@ class Timeline:
     traits: JobTraits = OF_RUNTIME
     attempts: tuple[Attempt, ...] = ()
     restarts: tuple[tuple[float, float], ...] = ()
-    fruitless: Fruitless | None = None
     observation: Observation | None = None
     not_due: tuple[NotDue, ...] = ()
     losses: tuple[Loss, ...] = ()
@@ -293,6 +294,37 @@ class Timeline:
         return find_overlaps(self.told.records, self.told.committed, self.told.saved, self.ended_seconds)
 
     @cached_property
+    def listed_attempts(self) -> tuple[ListedAttempt, ...]:
+        """The attempts of a command, each with how it ended."""
+        if self.told is None:
+            return ()
+        last = max((step.step for step in self.steps.first), default=0)
+        is_saved = self.newest_saved_step is not None and self.newest_saved_step >= last
+        job = JobFacts(
+            began_seconds=self.started_seconds,
+            ended_seconds=self.ended_seconds,
+            outcome=self.outcome,
+            is_running=self.is_running,
+            is_through=is_saved and self.outcome == "completed",
+        )
+        return list_attempts(self.told.records, self.attempts, self.steps, self.incidents, self.batches, job)
+
+    @cached_property
+    def batches(self) -> Mapping[int, int]:
+        """How many samples a step of all ranks of a command has, by attempt; of those of which it is known."""
+        return {} if self.told is None else read_batches(self.told.records, self.attempts)
+
+    @property
+    def fruitless(self) -> Fruitless | None:
+        """The attempts of a command that brought it no further."""
+        return read_fruitless(self.listed_attempts) if self.traits.restarts_by_launcher else None
+
+    @cached_property
+    def steps_may_differ(self) -> bool:
+        """Whether the speed is counted in steps, and those of some attempts may be of more samples than others."""
+        return steps_may_differ(self.steps, self.attempts, self.batches)
+
+    @cached_property
     def parameters_not_finite(self) -> tuple[NotFinite, ...]:
         """Ranks of a command with more parameters that are not finite than before the first fault, up to the end."""
         if self.first_injected is None:
@@ -476,7 +508,7 @@ def _is_in(times: Sequence[tuple[float, float]], at: float) -> bool:
 
 def read(told: Told) -> Timeline:
     """The timeline of a log, whole, cut off or still being written."""
-    main, steps = told.records, told.steps
+    main = told.records
     job_started = next(_of(JobStarted, main), None)
     job_ended = next(_of(JobEnded, reversed(main)), None)
     run_ended = next(_of(RunEnded, reversed(main)), None)
@@ -484,7 +516,9 @@ def read(told: Told) -> Timeline:
     ended = max(started, job_ended.monotonic_seconds if job_ended else told.ended_seconds or started)
     traits = read_traits(job_started)
     has_attempts = traits.restarts_by_launcher
-    attempts = read_attempts(main, steps) if has_attempts else ()
+    attempts = read_attempts(main, told.steps) if has_attempts else ()
+    # Steps of one attempt are alike; a log is read again and again while it grows.
+    steps = weighed(told.steps, read_batches(main, attempts)) if len(attempts) > 1 else told.steps
     is_running = job_started is not None and job_ended is None
     stalls = read_stalls(main, steps.first, ended, told.newest_seconds)
     attribution = Attribution(main, steps, restarts_by_launcher=has_attempts)
@@ -505,7 +539,7 @@ def read(told: Told) -> Timeline:
         samples_per_step=job_started.samples_per_step if job_started else None,
         members_of=_members_of(main),
         steps=steps,
-        baseline=told.baseline,
+        baseline=_weighed_baseline(told, steps),
         stalls=stalls,
         coordinator_downs=coordinator_downs(main, ended),
         checkpoints=told.checkpoints,
@@ -517,7 +551,6 @@ def read(told: Told) -> Timeline:
         traits=traits,
         attempts=attempts,
         restarts=read_restarts(attempts, ended),
-        fruitless=_fruitless(told, attempts, job_ended, ended, is_running=is_running) if has_attempts else None,
         observation=read_observation(main, attempts) if traits.is_user_script else None,
         not_due=tuple(_of(NotDue, main)),
         losses=tuple(attribution.losses),
@@ -555,13 +588,12 @@ def _completions(records: Sequence[Record]) -> tuple[tuple[float, float], ...]:
     return tuple((one.monotonic_seconds, one.lost_work_ratio) for one in layouts if one.lost_work_ratio is not None)
 
 
-def _fruitless(
-    told: Told, attempts: Sequence[Attempt], job_ended: JobEnded | None, ended: float, *, is_running: bool
-) -> Fruitless:
-    last = max((step.step for step in told.steps.first), default=0)
-    is_saved = told.newest_saved_step is not None and told.newest_saved_step >= last
-    is_through = is_saved and job_ended is not None and job_ended.outcome == "completed"
-    return read_fruitless(attempts, ended, is_running=is_running, is_through=is_through)
+def _weighed_baseline(told: Told, steps: Steps) -> Steps:
+    """The steps of the baseline, with the samples of each as its work where the job's have theirs."""
+    if steps.unit == told.steps.unit:
+        return told.baseline
+    batches = read_batches(told.baseline_records, read_attempts(told.baseline_records, told.baseline))
+    return weighed(told.baseline, batches, always=True)
 
 
 def _settled(timeline: Timeline, told: Told) -> Timeline:
@@ -572,8 +604,12 @@ def _settled(timeline: Timeline, told: Told) -> Timeline:
         last = max(timeline.steps_planned or 0, baseline)
         return 0 < last <= timeline.last_step
 
+    incidents = timeline.incidents
+    if timeline.steps_may_differ:
+        # Its speed is back only if its steps are as large as before.
+        incidents = tuple(replace(one, restored=None) for one in incidents)
     incidents = settle(
-        timeline.incidents,
+        incidents,
         told.records,
         timeline.steps,
         told.saved,

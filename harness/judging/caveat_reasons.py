@@ -417,6 +417,10 @@ CAVEATS = Table(
         "no_tokens": Made(
             _throughput_unit, "Throughput is in {unit} per second: the script does not show its tokens ..."
         ),
+        "steps_may_differ": (
+            "The number of ranks changed, and it is not known how many samples a step of each attempt had: the speed "
+            "after the fault is not compared with that before."
+        ),
         "steps_not_counted": (
             "A later attempt's steps were counted from 1 again. Something was loaded, but its parameters are not those "
             "of one step that was seen being saved, and the optimizer keeps no count of its own or began it with 1: it "

@@ -154,6 +154,8 @@ def _of_the_command(summary: Summary, timeline: Timeline | None) -> Iterator[Rea
         return
     if summary.throughput_unit != WORK_UNITS[0]:
         yield Reason("no_tokens", unit=summary.throughput_unit)
+    if timeline.steps_may_differ:
+        yield Reason("steps_may_differ")
     yield from _of_the_count(timeline)
     baseline, own = timeline.baseline.first, timeline.steps.first
     if baseline and own and baseline[0].step != own[0].step:
@@ -391,7 +393,7 @@ def _of_the_incidents(summary: Summary, timeline: Timeline) -> Iterator[Reason]:
             yield outlasted[incident.incident]
         if not incident.phase_order_valid:
             yield Reason("impossible_order", incident=incident.incident)
-    if slow:
+    if slow and not timeline.steps_may_differ:
         yield Reason("throughput_not_restored", incidents=slow)
 
 

@@ -45,6 +45,7 @@ Missing = Literal[
     "no_checkpoint_seen",
     "no_checkpoint_read",
     "no_load_seen",
+    "batch_unseen",
 ]
 MISSING: Mapping[str, str] = {
     "not_counted": "the ranks were restarted, and neither their parameters nor the optimizer's count of its steps show "
@@ -58,6 +59,7 @@ MISSING: Mapping[str, str] = {
     **NOT_COMPARED,
     "no_checkpoint_read": "no checkpoint could be read when the job had ended",
     "no_load_seen": "no attempt was seen loading a checkpoint that the job had saved",
+    "batch_unseen": "not all ranks showed what their model was called with, or the job is no command",
 }
 """Why a run has no value of a metric, by code."""
 

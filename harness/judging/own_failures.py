@@ -71,7 +71,7 @@ def own_caveats(timeline: Timeline | None) -> list[Reason]:
     """What a reader has to know of it beside that."""
     if timeline is None or not timeline.traits.is_user_script:
         return []
-    found = [Reason("fewer_ranks", before=before, after=after) for before, after in _fewer_ranks(timeline)]
+    found = [Reason("fewer_ranks", before=before, after=after) for before, after in fewer_ranks(timeline)]
     if timeline.outcome != "completed":
         return found
     found += [_rank_ended(one) for one in timeline.ended_ranks if _is_caveat(timeline, one)]
@@ -94,7 +94,7 @@ def _is_caveat(timeline: Timeline, one: EndedRank) -> bool:
     return timeline.is_grouped or one.further is None
 
 
-def _fewer_ranks(timeline: Timeline) -> Iterator[tuple[int, int]]:
+def fewer_ranks(timeline: Timeline) -> Iterator[tuple[int, int]]:
     """(from, to) where the job went on with fewer ranks to its end."""
     sizes = [one.world_size for one in timeline.attempts if one.world_size is not None]
     if timeline.is_grouped or any(one.further is not None and one.incident is not None for one in timeline.ended_ranks):

@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 from chaos.refusals import refusal_text
 from harness.analysis import accounting, approximation, diagnosis, integrity, throughput
 from harness.analysis.attribution import UnplannedLoss
+from harness.analysis.command.attempt_list import ListedAttempt
 from harness.analysis.command.attempts import attempt_at
 from harness.analysis.command.fruitless import Fruitless
+from harness.analysis.command.world import read_sizes
 from harness.analysis.contained import as_far_as_it_goes, attempt
 from harness.analysis.incident import MeasuredIncident
 from harness.analysis.integrity import LossFigures, first_non_finite
@@ -26,6 +28,7 @@ from harness.judging.caveat_reasons import caveat_text
 from harness.judging.caveats import caveats
 from harness.judging.doubts import doubts_of, left_open, without_failures
 from harness.judging.gates import builtin_gates, evaluate_all
+from harness.judging.own_failures import fewer_ranks
 from harness.judging.series import recorded_of
 from harness.judging.summary import (
     UNKNOWN,
@@ -45,6 +48,7 @@ from harness.judging.summary import (
     Summary,
     TimeFigures,
     UnplannedLossSummary,
+    WorldFigures,
     unknown,
 )
 from harness.judging.undecided import why_undecided
@@ -204,6 +208,7 @@ def _figures(state: RunState, times: Timeline | None, problems: _Problems) -> Su
         _plan(state),
         steps,
         speed,
+        own.attempt("world size", lambda: _world(timeline)) or unknown(WorldFigures),
         losses,
         baseline or unknown(BaselineFigures),
         incidents,
@@ -408,6 +413,7 @@ def _steps(times: Timeline, problems: _Problems) -> StepFigures:
         fruitless_attempts=fruitless.attempts if fruitless else None,
         fruitless_seconds=fruitless.seconds if fruitless else None,
         fruitless_steps=() if fruitless is None else fruitless.steps,
+        attempt_list=(problems.attempt("attempts", lambda: _listed(times)) or ()) if has_attempts else (),
         num_ranks=ranks.num_ranks if ranks else None,
         num_observed_ranks=ranks.num_observed if ranks else None,
         steps_from_scratch=problems.attempt("steps from scratch", lambda: _steps_from_scratch(times))
@@ -422,6 +428,27 @@ def _fruitless(times: Timeline) -> Fruitless | None:
     # Of two generations that train at once the older one may commit each step first.
     is_mixed = any(one.is_violation for one in times.overlaps)
     return times.fruitless if times.steps_are_counted and not is_mixed else None
+
+
+def _listed(times: Timeline) -> tuple[ListedAttempt, ...]:
+    """The attempts; the numbers of steps are left out where they are not those of the training."""
+    if times.steps_are_counted:
+        return times.listed_attempts
+    return tuple(replace(one, first_step=None, last_step=None, is_fruitless=False) for one in times.listed_attempts)
+
+
+def _world(times: Timeline) -> WorldFigures:
+    attempts = [one for one in times.attempts if one.last_step is not None] or times.attempts
+    if not times.traits.restarts_by_launcher or not attempts:
+        return unknown(WorldFigures)
+    worlds = [(one.started_seconds, one.world_size) for one in attempts]
+    batches = [(one.started_seconds, times.batches.get(one.number)) for one in attempts]
+    fewer = list(fewer_ranks(times))
+    return WorldFigures(
+        world_size=read_sizes(worlds, times.first_injected),
+        global_batch_samples=read_sizes(batches, times.first_injected),
+        ranks_lost_for_good=sum(before - after for before, after in fewer),
+    )
 
 
 def _throughput(times: Timeline, problems: _Problems) -> ThroughputFigures:

@@ -11,7 +11,9 @@ from itertools import zip_longest
 from typing import Any, ClassVar, TypeVar
 
 from harness.analysis.approximation import Approximation
+from harness.analysis.command.attempt_list import ListedAttempt
 from harness.analysis.command.checkpoints import AttemptLoad, CheckpointHealth, Pointer
+from harness.analysis.command.world import Sizes
 from harness.analysis.figures import Figures
 from harness.analysis.hosts import HostFigures
 from harness.analysis.integrity import LossFigures
@@ -239,10 +241,20 @@ class StepFigures(Figures):
     fruitless_attempts: int | None
     fruitless_seconds: float | None
     fruitless_steps: tuple[int | None, ...] = ()
+    attempt_list: tuple[ListedAttempt, ...] = ()
     num_ranks: int | None
     num_observed_ranks: int | None
     steps_from_scratch: int | None
     samples_lost: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldFigures(Figures):
+    """The ranks of a command's job and the samples of a step of all of them, before, during and after its faults."""
+
+    world_size: Sizes = field(default_factory=Sizes)
+    global_batch_samples: Sizes = field(default_factory=Sizes)
+    ranks_lost_for_good: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,6 +354,7 @@ class Summary(
     LossFigures,
     BaselineFigures,
     ThroughputFigures,
+    WorldFigures,
     StepFigures,
     PlanFigures,
     PacingFigures,

@@ -14,7 +14,7 @@ from harness.analysis.words import count, name_seconds, speed_text, target_text
 from harness.judging import checkpoint_words
 from harness.judging.resume_words import resume_lines, resume_title, samples_line
 from harness.judging.summary import GateResult, IncidentSummary, Summary
-from harness.report import bars, charts, history, speed, tables, wording
+from harness.report import attempt_words, bars, charts, history, speed, tables, wording
 from harness.report.bars import Part
 from harness.report.curves import Curves, trace
 from harness.report.deciding import Deciding, deciding
@@ -86,6 +86,7 @@ def render(
         times=_attempt("times", lambda: _times(summary, broken), broken),
         unaccounted_seconds=wording.unaccounted_seconds(summary),
         gates=[_gate(gate, decided.get(gate.expression, [])) for gate in summary.gates],
+        attempts=_attempt("attempts", lambda: attempt_words.attempt_rows(summary), broken) or [],
         run_figures=_attempt("figures", lambda: tables.figures_of_the_run(summary), broken) or [],
         resumes=_attempt("restarts", lambda: list(_resumes(summary)), broken) or [],
         samples=samples_line(summary) if summary.resumes and summary.traits.is_user_script else None,

@@ -15,7 +15,7 @@ from harness.analysis.steps import step_under_way
 from harness.analysis.words import count, name_seconds, name_uncertain, one_line, speed_text, target_text
 from harness.judging.facts import unplanned_words
 from harness.judging.summary import IncidentSummary, Summary
-from harness.report import wording
+from harness.report import attempt_words, wording
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.job_records import JobStarted
 from mecefo_runtime.system.run_records import RunStarted
@@ -130,8 +130,10 @@ def _steps(summary: Summary) -> Iterator[str]:
     committed, planned = summary.steps_committed, summary.steps_planned
     whole = "; none lost" if lost == 0 and committed and committed >= (planned or 0) else ""
     yield f"The job {steps_text(summary)}{starts}{whole}{again}{missing}."
-    if fruitless := wording.fruitless_words(summary):
+    if fruitless := attempt_words.fruitless_words(summary):
         yield f"{fruitless}."
+    if world := attempt_words.world_words(summary):
+        yield f"{world}."
 
 
 def _faults(summary: Summary) -> Iterator[str]:

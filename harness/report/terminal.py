@@ -20,7 +20,7 @@ from harness.judging.checkpoint_words import shortened
 from harness.judging.facts import unplanned_words
 from harness.judging.resume_words import resume_lines, resume_title, samples_line
 from harness.judging.summary import IncidentSummary, Summary
-from harness.report import wording
+from harness.report import attempt_words, wording
 from harness.report.curves import Curves, mean_rates, trace
 from harness.report.host_words import host_rows
 from harness.report.reproduction import reproduction
@@ -82,6 +82,7 @@ class _Report:
         sections = (
             ("verdict", self._verdict),
             ("description", self._what_was_done),
+            ("attempts", self._attempts),
             ("recovery", self._recoveries),
             ("speed", self._speed),
             ("restarts", self._restarts),
@@ -104,6 +105,13 @@ class _Report:
             except Exception as error:
                 self._item(could_not(what, error))
         self._files()
+
+    def _attempts(self) -> None:
+        lines = attempt_words.attempt_lines(self._summary)
+        if lines:
+            self._head("Attempts of the launcher")
+        for line in lines:
+            self._item(line)
 
     def _recoveries(self) -> None:
         if not self._has_many_incidents:
@@ -142,8 +150,10 @@ class _Report:
             f"{what} {steps_text(summary)}{attempts}{emulated}{strategy}{over}{seed}. "
             f"{lost_words(summary).capitalize()}: {_known(lost)}{again}{samples}."
         )
-        if fruitless := wording.fruitless_words(summary):
+        if fruitless := attempt_words.fruitless_words(summary):
             self._paragraph(f"{fruitless}.")
+        if world := attempt_words.world_words(summary):
+            self._paragraph(f"{world}.")
         for loss in summary.unplanned_losses:
             self._paragraph(f"{unplanned_words(loss)}.")
         restored = (incident.state_restored for incident in summary.incidents)

@@ -9,7 +9,6 @@ from harness.analysis.words import (
     count,
     evidence_text,
     name_bytes,
-    name_numbers,
     name_ranks,
     name_seconds,
     name_uncertain,
@@ -370,19 +369,6 @@ _NO: Mapping[str, str] = {
     "parity": "no parity",
     "checkpoint": "no checkpoint",
 }
-
-
-def fruitless_words(summary: Summary) -> str:
-    """`3 attempts without progress, all ended after step 20, 21 s`; empty where there was none."""
-    number, steps = summary.fruitless_attempts or 0, summary.fruitless_steps
-    if not number:
-        return ""
-    after = sorted({step for step in steps if step is not None})
-    where = [f"after {name_numbers('step', after)}"] if after else []
-    where += ["before their first step" if number > 1 else "before its first step"] if None in steps else []
-    all_of = "all " if number > 1 and len({*steps}) == 1 else ""
-    took = name_seconds(summary.fruitless_seconds)
-    return f"{count(number, 'attempt')} without progress, {all_of}ended {' or '.join(where)}, {took}"
 
 
 def state_words(restore: StateRestore) -> str:

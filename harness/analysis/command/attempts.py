@@ -70,7 +70,7 @@ def read_attempts(main: Sequence[Record], steps: Steps) -> tuple[Attempt, ...]:
     with_new = {step.epoch for step in steps.first}
     exits = _first_exits(main)
     starts = [record for record in main if isinstance(record, AttemptStarted)]
-    counted = _counted_by_attempt(main, starts)
+    counted = _counted_by_attempt(main)
     found: list[Attempt] = []
     for record in starts:
         mine = own.get(record.attempt_number, ())
@@ -100,23 +100,47 @@ def read_attempts(main: Sequence[Record], steps: Steps) -> tuple[Attempt, ...]:
     return tuple(found)
 
 
-def _counted_by_attempt(
-    main: Sequence[Record], starts: Sequence[AttemptStarted]
-) -> Mapping[int, Mapping[int, StepsCounted]]:
+class AttemptsOfProcesses:
+    """Which attempt a process of a rank belongs to; of several, where it replaces itself (`os.execv`)."""
+
+    def __init__(self, main: Iterable[Record]) -> None:
+        self._of: dict[int, list[tuple[float, int]]] = {}
+        self._starts: list[tuple[float, int]] = []
+        for record in main:
+            match record:
+                case ProcessStarted(started_pid=int(pid), rank_attempt=int(attempt)):
+                    self._of.setdefault(pid, []).append((record.monotonic_seconds, attempt))
+                case AttemptStarted():
+                    self._starts.append((record.monotonic_seconds, record.attempt_number))
+                case _:
+                    pass
+
+    def of(self, pid: int, seconds: float) -> int | None:
+        """That of the process which had `pid` then; of a process without a start, the attempt that was under way.
+
+        By its process: an old one may still say something when the next attempt has begun.
+        """
+        own = self._of.get(pid)
+        if own is None:
+            return self.at(seconds)
+        # A rank may report before its start is in the log.
+        return own[max(0, bisect_right(own, (seconds, inf)) - 1)][1]
+
+    def at(self, seconds: float) -> int | None:
+        """The attempt that began last by then; None before the first."""
+        index = bisect_right(self._starts, (seconds, inf)) - 1
+        return self._starts[index][1] if index >= 0 else None
+
+
+def _counted_by_attempt(main: Sequence[Record]) -> Mapping[int, Mapping[int, StepsCounted]]:
     """By attempt and rank, what each rank said of the count of its steps at the first one of that start."""
-    attempts_of: dict[int, list[tuple[float, int]]] = {}
-    for record in main:
-        if isinstance(record, ProcessStarted) and record.started_pid is not None and record.rank_attempt is not None:
-            attempts_of.setdefault(record.started_pid, []).append((record.monotonic_seconds, record.rank_attempt))
-    times = [(start.monotonic_seconds, start.attempt_number) for start in starts]
+    belongs = AttemptsOfProcesses(main)
     found: dict[int, dict[int, StepsCounted]] = {}
     for record in main:
         if isinstance(record, StepsCounted):
-            # By its process: an old one may still say something when the next attempt has begun.
-            since = attempts_of.get(record.pid, times)
-            index = bisect_right(since, (record.monotonic_seconds, inf)) - 1
-            if index >= 0:
-                found.setdefault(since[index][1], {}).setdefault(record.rank or 0, record)
+            number = belongs.of(record.pid, record.monotonic_seconds)
+            if number is not None:
+                found.setdefault(number, {}).setdefault(record.rank or 0, record)
     return found
 
 

@@ -35,7 +35,7 @@ PIPE = "In a pipe, the shell tells the last program's exit code only, unless `se
 RAISED, ENDED_BY_FAULT, EXITED = "rank_raised", "rank_ended_by_fault", "rank_exited"
 _RAISE = "raise"
 # What the launcher sends to the ranks that are left.
-_BY_THE_LAUNCHER = (-SIGTERM, -SIGINT, -SIGHUP)
+BY_THE_LAUNCHER = (-SIGTERM, -SIGINT, -SIGHUP)
 _MAX_MESSAGE = 300
 
 
@@ -166,7 +166,7 @@ class _Told:
     def exits(self) -> Iterator[_Found]:
         """The ranks that ended otherwise than well."""
         for one in self._silent_ends():
-            is_sent = one.exit in _BY_THE_LAUNCHER
+            is_sent = one.exit in BY_THE_LAUNCHER
             place = 6 if is_sent else 5 if one.exit == -SIGABRT else 4
             yield place, one.monotonic_seconds, FailureCause(EXITED, one.exited_rank, exit=one.exit)
 

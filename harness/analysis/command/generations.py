@@ -279,7 +279,7 @@ def _num_saved(processes: Sequence[_Process], since: float) -> int:
     """How many checkpoints they saved after that, each once, whose files may be of several ranks.
 
     A save is reported when the next step begins, which may be later than its end. So it counts if its step ended since
-    then, or if it was still written in the background, the end of which is reported immediately.
+    then. What another thread still wrote had begun before, and does not count.
     """
     ended: dict[tuple[int, int], float] = {}
     for one in processes:
@@ -290,6 +290,6 @@ def _num_saved(processes: Sequence[_Process], since: float) -> int:
         for save in one.saves:
             writing = save.writing_seconds or 0.0
             began = ended.get((one.attempt, save.step or 0), save.monotonic_seconds - save.blocking_seconds - writing)
-            if began >= since or (writing > 0.0 and save.monotonic_seconds >= since):
+            if began >= since:
                 saved.add((one.attempt, save.step))
     return len(saved)

@@ -24,6 +24,7 @@ from mecefo_runtime.system.process import ProcessId
 _LINE_END = re.compile(rb"[\r\n]")
 _FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
 _NOT_CONNECTED = "Gloo connectFullMesh failed"
+_STORE_LOST = "RendezvousConnectionError: The connection to the C10d store has failed"
 
 
 STORE_SETTING = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
@@ -31,6 +32,7 @@ OLD_ADDRESSES = (
     "; ranks that were started again could not connect to each other: PyTorch (2.13) may have given them the addresses "
     f"of those before, which {STORE_SETTING}=1 avoids"
 )
+LOST_STORE = "; a launcher lost its connection to the store of the rendezvous, which another launcher hosts"
 _TAIL_BYTES = 262_144
 _TAIL_LINES = 8
 _OF_LAUNCHERS = ("ChildFailedError", "SignalException", "CalledProcessError", "RendezvousConnectionError")
@@ -58,6 +60,8 @@ class LauncherLog:
         self._rest = b""
         # Whether ranks could not connect to each other, none of which was of the first start.
         self.has_failed_restart = False
+        # Whether a launcher gave up because the store of its rendezvous was gone (torch 2.13, c10d).
+        self.has_lost_store = False
         self._has_failed = False
 
     def new_lines(self) -> list[str]:
@@ -79,6 +83,8 @@ class LauncherLog:
             if match := _FAILED.search(line):
                 self._has_failed = True
                 culprits.append(int(match[3]))
+            elif _STORE_LOST in line:
+                self.has_lost_store = True
             elif _NOT_CONNECTED in line and self._has_failed:
                 self.has_failed_restart = True
         return culprits

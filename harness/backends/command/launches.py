@@ -38,7 +38,8 @@ class Launch:
     in common. `earlier` is the process of the same rank that the same parent started before. `is_placed`: it has a
     LOCAL_RANK, so it is no launcher that only inherited RANK. `ancestors` are the processes above it, its parent first.
     `is_observed`: an agent speaks for it. `is_launcher`: a rank is among the processes that it started. `is_gone`: it
-    was seen not to run any more. `exit_code` is None while it runs, and where it cannot be known.
+    was seen not to run any more. `exit_code` is None while it runs, and where it cannot be known. `local_rank` is its
+    place among the processes of its parent; None: not known.
     """
 
     process: ProcessId
@@ -58,6 +59,7 @@ class Launch:
     is_gone: bool = False
     has_ended: bool = False
     exit_code: int | None = None
+    local_rank: int | None = None
 
     @classmethod
     def of(
@@ -78,6 +80,7 @@ class Launch:
             is_placed=bool(environment.get("LOCAL_RANK")),
             began_seconds=began_seconds,
             ancestors=table.ancestors(process),
+            local_rank=identity.local_rank if environment.get("LOCAL_RANK", "").isdecimal() else None,
         )
 
 
@@ -86,6 +89,7 @@ class _Start:
     """The processes that one parent started together."""
 
     attempt: int
+    world_size: int
     ranks: set[int] = field(default_factory=set)
 
 
@@ -98,6 +102,9 @@ class Launches:
         self._starts: dict[tuple[ProcessId | None, int], _Start] = {}
         # Of each rank: the newest attempt that it was in, by whatever it was told.
         self._attempt_of: dict[int, int] = {}
+        # The newest process in each place of a launcher; and how many ranks each attempt has.
+        self._in_place: dict[tuple[ProcessId | None, int], Launch] = {}
+        self._world_sizes: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._known)
@@ -140,18 +147,42 @@ class Launches:
         if launch.attempt is not None:
             return launch.attempt
         key = launch.parent, launch.start_count
-        start = self._starts.get(key)
-        if start is not None and (launch.rank not in start.ranks or _is_same_start(launch.earlier, launch)):
+        start, before = self._starts.get(key), self._place_before(launch)
+        if start is not None and self._is_of(start, launch, before):
             attempt = start.attempt
         else:
             attempt = max(launch.start_count, self._attempt_of.get(launch.rank, 0) + 1)
-            if self._is_over(attempt, launch):
+            if before is not None and not _is_same_start(before, launch):
+                attempt = max(attempt, (before.attempt or 0) + 1)
+            while self._is_over(attempt, launch) or self._has_another_size(attempt, launch):
                 attempt += 1
-            start = self._starts[key] = _Start(attempt)
+            start = self._starts[key] = _Start(attempt, launch.world_size)
         start.ranks.add(launch.rank)
         launch.attempt = attempt
+        self._world_sizes.setdefault(attempt, launch.world_size)
+        if launch.local_rank is not None:
+            self._in_place[launch.parent, launch.local_rank] = launch
         self._attempt_of[launch.rank] = max(attempt, self._attempt_of.get(launch.rank, 0))
         return attempt
+
+    def _place_before(self, launch: Launch) -> Launch | None:
+        """The process that the same launcher started before in the same place, with whatever rank."""
+        return None if launch.local_rank is None else self._in_place.get((launch.parent, launch.local_rank))
+
+    def _is_of(self, start: _Start, launch: Launch, before: Launch | None) -> bool:
+        """Whether a process belongs to a start of its parent's that has the same count.
+
+        torchrun counts no restart when an agent joins or leaves: the world then has another size, or a process has the
+        place, perhaps not the rank, of one that ended.
+        """
+        if start.world_size != launch.world_size:
+            return False
+        if before is not None and before.attempt == start.attempt and not _is_same_start(before, launch):
+            return False
+        return launch.rank not in start.ranks or _is_same_start(launch.earlier, launch)
+
+    def _has_another_size(self, attempt: int, launch: Launch) -> bool:
+        return self._world_sizes.get(attempt, launch.world_size) != launch.world_size
 
     def observe(self, process: ProcessId, rank: int, told_attempt: int, ancestors: Iterable[ProcessId] = ()) -> int:
         """An agent speaks for a process, as `rank`: which attempt of its rank that is.

@@ -36,7 +36,7 @@ from harness.backends.command.attempts import (
 )
 from harness.backends.command.failing import FailureFacts, failure_reason, is_pipe
 from harness.backends.command.known_states import KnownStates
-from harness.backends.command.launcher_log import OLD_ADDRESSES, STORE_SETTING, LauncherLog, LogSteps
+from harness.backends.command.launcher_log import LOST_STORE, OLD_ADDRESSES, STORE_SETTING, LauncherLog, LogSteps
 from harness.backends.command.launches import Launch, restarts_of
 from harness.backends.command.other_users import OtherUser, other_user_of
 from harness.backends.command.rank_launchers import RankLaunchers, is_shell
@@ -218,9 +218,9 @@ class CommandRun(EndingJob, ABC):
         return self._rank_launchers.of(rank)
 
     def role_processes(self, role: str) -> tuple[OwnedProcess, ...]:
-        """The launcher is the command's own process, on node 0; the store is whoever of us listens on MASTER_PORT."""
+        """The launcher is the one of the ranks of node 0; the store is the process that listens on MASTER_PORT."""
         if role == "launcher":
-            return (self._launchers[0],) if 0 in self._launchers and self._launchers[0].process.is_here else ()
+            return self._launcher()
         if role != "store":
             return ()
         process = store_of(self._own_processes())
@@ -228,6 +228,13 @@ class CommandRun(EndingJob, ABC):
             return ()
         known = (owned for owned in self._all() if owned.process == process)
         return (next(known, OwnedProcess("launcher", process)),)
+
+    def _launcher(self) -> tuple[OwnedProcess, ...]:
+        """Also one that a shell or a loop around it has started; where there is none, the command's own process."""
+        own = {owned.process: owned for node, owned in self._launchers.items() if node == 0}
+        found = self._rank_launchers.on((0,), self._node_of) if self._attempts.ranks else {}
+        processes = tuple(found) or tuple(own)
+        return tuple(own.get(one, OwnedProcess("launcher", one)) for one in processes if one.is_here)
 
     def _all(self) -> tuple[OwnedProcess, ...]:
         return (*self._attempts.ranks.values(), *self._launchers.values())
@@ -462,6 +469,8 @@ class CommandRun(EndingJob, ABC):
         ended = f"the command{where} {how} {exit_text(code)}{memory}"
         if code > 0 and log.has_failed_restart and self._start_setting(STORE_SETTING) != "1":
             ended = f"{ended}{OLD_ADDRESSES}"
+        if code > 0 and log.has_lost_store and self._attempts.num_steps:
+            ended = f"{ended}{LOST_STORE}"
         if code < 0:
             failed = job_failed(Reason("command_killed", sentence=ended))
             self._fail(JobFailed(**failed.given(), exit=code))

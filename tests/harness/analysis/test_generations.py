@@ -190,6 +190,24 @@ def test_the_save_of_a_step_that_was_over_before_is_none_beside_the_new_attempt(
     assert build(log.end()).overlaps[0].saves == 0
 
 
+@pytest.mark.parametrize(("writing_seconds", "is_of_a_late_step", "saves"), [(3.0, False, 0), (3.0, True, 1)])
+def test_what_is_still_written_in_the_background_had_begun_before(writing_seconds, is_of_a_late_step, saves):
+    log = Generations()
+    older = log.orphans_until(1000)
+    last = older - 1
+    log.step(2, 11)
+    if is_of_a_late_step:
+        last = older + (-older) % EVERY
+        for step in range(older, last):
+            log.step(1, step)
+        log.saves = False
+        log.step(1, last)
+    log.at += writing_seconds
+    log.tell("checkpoint_written", pid=10, step=last, blocking_seconds=0.001, writing_seconds=writing_seconds)
+    log.ended(1)
+    assert build(log.end()).overlaps[0].saves == saves
+
+
 def test_the_look_of_another_rank_at_its_end_is_no_step_that_late():
     log = Generations()
     older = log.orphans_until(1000)

@@ -277,6 +277,9 @@ def test_every_metric_is_in_a_real_summary():
         "overlapping_steps",
         "overlapping_saves",
         "orphaned_processes",
+        "ranks_lost_for_good",
+        "world_size_after",
+        "global_batch_after_samples",
         "parameters_not_finite",
         # This job has no checkpoints.
         "checkpoints_failed",

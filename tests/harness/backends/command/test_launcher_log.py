@@ -245,3 +245,17 @@ def test_what_a_rank_printed_is_the_reason_where_it_ended_with_an_exit_code_befo
 def test_a_pipe_is_told_by_its_bar():
     assert is_pipe(["bash", "-c", "python train.py | tee log"])
     assert not is_pipe(["bash", "-c", "python train.py || true"]) and not is_pipe(["torchrun", "train.py"])
+
+
+@pytest.mark.unit
+def test_a_launcher_that_lost_the_store_is_told_from_one_that_only_warns(tmp_path):
+    log = tmp_path / "job.log"
+    log.write_text("W1127 dynamic_rendezvous.py:1346] keep-alive: error of type RendezvousConnectionError.\n")
+    follower = LauncherLog(log)
+    blamed(follower)
+    assert not follower.has_lost_store
+    name = "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError"
+    with log.open("a") as file:
+        file.write(f"{name}: The connection to the C10d store has failed. See inner exception for details.\n")
+    blamed(follower)
+    assert follower.has_lost_store

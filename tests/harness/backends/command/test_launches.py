@@ -1,6 +1,8 @@
 """Which attempt a process that was started with RANK belongs to, by values alone."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harness.backends.command.launches import Launch, Launches
 from harness.node.process_table import ProcessTable
@@ -156,3 +158,62 @@ def test_whom_rank_alone_does_not_tell():
     assert found is not None and (found.rank, found.world_size, found.is_placed) == (1, 2, True)
     for changed in ({"REPLICA_GROUP_ID": "0"}, {"TORCHFT_LIGHTHOUSE": "http://x"}, {"RANK": "first"}, {"RANK": ""}):
         assert Launch.of(process(1), {**environment, **changed}, ProcessTable(), 0.0) is None
+
+
+def member(pid, rank, *, agent, size, count=1):
+    """A rank of an elastic job; each agent has one."""
+    one = launch(pid, rank, parent=agent, count=count)
+    one.world_size, one.local_rank = size, 0
+    return one
+
+
+def ends(launches, *pids):
+    """They had trained, and have ended."""
+    for pid in pids:
+        one = launches.of(process(pid))
+        launches.observe(process(pid), one.rank, one.start_count)
+        one.has_ended, one.exit_code = True, -15
+
+
+@pytest.mark.parametrize("newcomer_is_first", [False, True])
+def test_an_agent_that_joins_makes_an_attempt_that_no_launcher_counts(newcomer_is_first):
+    launches = Launches()
+    add(launches, member(1, 0, agent=1, size=1))
+    ends(launches, 1)
+    both = [member(2, 0, agent=1, size=2), member(3, 1, agent=2, size=2)]
+    assert add(launches, *(reversed(both) if newcomer_is_first else both)) == [2, 2]
+
+
+def test_the_agent_that_is_left_makes_an_attempt_with_another_rank_that_no_launcher_counts():
+    launches = Launches()
+    add(launches, member(1, 0, agent=1, size=2), member(2, 1, agent=2, size=2))
+    ends(launches, 1, 2)
+    assert add(launches, member(3, 0, agent=2, size=1)) == [2]
+
+
+def test_an_agent_in_the_place_of_another_makes_an_attempt_in_which_ranks_are_exchanged():
+    launches = Launches()
+    add(launches, member(1, 0, agent=1, size=2), member(2, 1, agent=2, size=2))
+    ends(launches, 1, 2)
+    assert add(launches, member(3, 0, agent=3, size=2), member(4, 1, agent=1, size=2)) == [2, 2]
+    ends(launches, 3, 4)
+    assert add(launches, member(5, 0, agent=1, size=2, count=2), member(6, 1, agent=3, size=2, count=2)) == [3, 3]
+
+
+@given(
+    rounds=st.lists(st.permutations(range(4)).flatmap(lambda agents: st.integers(1, 4).map(lambda n: agents[:n]))),
+    is_counted=st.booleans(),
+)
+def test_each_round_of_agents_is_one_attempt_whoever_joins_or_leaves(rounds, is_counted):
+    """`rounds`: the agents of each, in the order of their ranks, which greet in any order."""
+    launches, pid, counts = Launches(), 0, dict.fromkeys(range(4), 1)
+    # Two rounds of entirely different agents of one size are told apart by their addresses alone.
+    for number, agents in enumerate(rounds, start=1):
+        begun = []
+        for rank, agent in enumerate(agents):
+            pid += 1
+            begun.append(member(pid, rank, agent=agent, size=len(agents), count=counts[agent]))
+            begun[-1].start_key = (str(number),)
+            counts[agent] += is_counted
+        assert add(launches, *reversed(begun)) == [number] * len(agents)
+        ends(launches, *range(pid - len(agents) + 1, pid + 1))
