@@ -320,6 +320,7 @@ REFUSALS = Table(
         "other_host": "{process} runs on {host}, which cannot be reached from here",
         "other_boot": "{process} ran on {host} before it was started again",
         "nothing_running": "nothing of {target} is running any more",
+        "nobody_to_notify": "no process of the command gets a notice with deliver={deliver}",
         "watchdog_ends_with_step": (
             "what {fault} changes outlives the processes of this Slurm step, and the watchdog that would undo it does "
             "not: run chaos outside of the allocation, or choose parameters that change processes alone"

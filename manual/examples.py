@@ -51,6 +51,38 @@ def _of_loader(fault: str) -> Example:
     return Example(f"{fault} -- python loader.py", dedent(text), "loader.py")
 
 
+def _of_saver(fault: str) -> Example:
+    """A script that saves when it gets SIGTERM, and continues from there."""
+    text = """\
+        import signal
+        import time
+        from pathlib import Path
+
+        import torch
+
+        asked = []
+        signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+        model = torch.nn.Linear(16, 1)
+        optimizer = torch.optim.AdamW(model.parameters())
+        begin = 0
+        if Path("saved.pt").exists():
+            saved = torch.load("saved.pt")
+            model.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
+            begin = saved["step"]
+        for step in range(begin + 1, 61):
+            optimizer.zero_grad()
+            model(torch.randn(8, 16)).square().mean().backward()
+            optimizer.step()
+            time.sleep(0.05)
+            if asked or step % 20 == 0:
+                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, "saved.pt")
+            if asked:
+                break
+        """
+    return Example(f"{fault} --reset 'rm -f saved.pt' -- python saver.py", dedent(text), "saver.py")
+
+
 def _damaged(fault: str) -> Example:
     """A damaged checkpoint is detected by a job that needs it: every rank of a stage dies two steps later."""
     text = f"""\
@@ -104,6 +136,7 @@ EXAMPLES: Mapping[str, Example] = {
     "partition": Example(f'partition --at step=40 --for 5s -p "groups=0,1|2,3" {_LONG}'),
     "pause-node": Example(f"pause-node --on node=1 --at step=40 --for 5s {_LONG}"),
     "pause-process": Example(f"pause-process --on rank=3 --at step=20 --for 1s {_SMALL}"),
+    "preempt": _of_saver("preempt --at step=25 -p grace=10s"),
     "raise": Example(
         f"raise --on rank=1 --at step=20,phase=backward --repair 20steps -p exception=OverflowError {_SMALL}"
     ),

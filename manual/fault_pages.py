@@ -28,7 +28,7 @@ _NEEDS = {
     "snapshots": "a job that keeps snapshots (`--snapshot-every`)",
 }
 _FAMILIES = {
-    "Processes": ("kill", "data_worker", "drain", "pause", "crash", "hang", "memory"),
+    "Processes": ("kill", "data_worker", "drain", "preempt", "pause", "crash", "hang", "memory"),
     "Stragglers": ("slow", "straggler"),
     "Tensors": ("tensor",),
     "GPUs": ("cuda", "telemetry"),

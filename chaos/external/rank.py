@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from chaos.external.arrived_signals import ArrivedSignals
 from chaos.external.connection import connect
 from chaos.external.identity import Identity
 from chaos.external.observation.whole_state import Scalers, WholeState
@@ -50,6 +51,7 @@ class Rank:
         self._optimizers = optimizers
         self.agent, self._report = connect(environment, identity)
         self.agent.expose(subject)
+        self._signals = ArrivedSignals(self._report.emit)
         self._state = ReplicaState(subject, self._report_state)
         whole = WholeState(optimizers.made, subject, digest_of, scalers)
         self.resumption = Resumption(self.agent.start, optimizers, loads, whole.fields)
@@ -66,6 +68,7 @@ class Rank:
 
     def commit(self, committed: CommitStep, seen: dict[str, float | int]) -> None:
         """A step is committed; `seen` are the figures that were observed."""
+        self._signals.begin()
         step, loss = committed.step, seen.get("loss")
         self._state.committed(step, loss)
         if loss is not None and self._is_finite and not math.isfinite(loss):

@@ -27,7 +27,7 @@ from mecefo_runtime.system.process import ProcessId
 from mecefo_runtime.system.record import Record
 
 Fidelity = Literal["real", "shaped", "telemetry"]
-Role = Literal["rank", "supervisor", "snapshots", "container", "data-worker", "coordinator", "launcher"]
+Role = Literal["rank", "supervisor", "snapshots", "container", "data-worker", "coordinator", "launcher", "child"]
 VERIFY_TIMEOUT_SECONDS = 5.0
 MAX_BRIEF = 29
 
@@ -58,6 +58,7 @@ class OwnedProcess:
             "container": f"container of node {self.node}",
             "data-worker": f"DataLoader worker of rank {self.rank}",
             "launcher": "launcher" if self.node is None else f"launcher of node {self.node}",
+            "child": "process" if self.rank is None else f"process of rank {self.rank}",
         }
         return f"{names.get(self.role, self.role)} (pid {self.process.pid})"
 
@@ -130,6 +131,19 @@ class LauncherHost(Protocol):
 
     def launcher_of(self, rank: int) -> ProcessId | None:
         """Who started the newest process of `rank`; None where that was no launcher."""
+        ...
+
+
+@runtime_checkable
+class CommandHost(Protocol):
+    """The ability, of a `ProcessHost`, to list all that a command has started, whatever it is."""
+
+    def command_processes(self) -> tuple[OwnedProcess, ...]:
+        """All that runs of the command on this host: its own process, launchers, ranks, and the children of these."""
+        ...
+
+    def first_processes(self) -> tuple[OwnedProcess, ...]:
+        """The command's own process, on each node of this host: no other process of the run has started it."""
         ...
 
 
@@ -361,6 +375,8 @@ class Fault(ABC, Generic[ParametersT]):
     gives_notice: ClassVar[bool] = False
     # Whether it asks processes to end, which they may do in order: a job that leaves as a whole has not died of it.
     asks_to_leave: ClassVar[bool] = False
+    # How often the command is started again when it has ended of this fault; None: that is the job's own affair.
+    requeue: ClassVar[int | None] = None
     # Whether it damages what is stored: that shows only when something reads it.
     is_latent: ClassVar[bool] = False
     # Whether it acts from where `chaos` runs, on whatever host its target lives.

@@ -147,14 +147,25 @@ def resident_bytes(process: ProcessId) -> int | None:
     return pages * os.sysconf("SC_PAGE_SIZE") if process.is_running() else None
 
 
-def disposition(process: ProcessId, number: signal.Signals) -> str:
-    """What it does with a signal: `ignores`, `blocks`, `has a handler of its own for`, or `does not act on`."""
+def signal_masks(process: ProcessId) -> dict[str, int]:
+    """What it does with signals, bit N - 1 for signal N, by the names of proc(5); empty when it is gone.
+
+    `SigIgn`: ignored, `SigBlk`: blocked, `SigCgt`: it has a handler for it, `SigPnd` and `ShdPnd`: not taken yet.
+    """
     masks: dict[str, int] = {}
     with suppress(FileNotFoundError, ProcessLookupError):
-        for line in Path(f"/proc/{process.local_pid}/status").read_text(encoding="utf-8").splitlines():
+        for line in (
+            Path(f"/proc/{process.local_pid}/status").read_text(encoding="utf-8", errors="replace").splitlines()
+        ):
             name, _, text = line.partition(":")
-            if name in ("SigIgn", "SigCgt", "SigBlk"):
+            if name in ("SigIgn", "SigCgt", "SigBlk", "SigPnd", "ShdPnd"):
                 masks[name] = int(text, 16)
+    return masks if process.is_running() else {}
+
+
+def disposition(process: ProcessId, number: signal.Signals) -> str:
+    """What it does with a signal: `ignores`, `blocks`, `has a handler of its own for`, or `does not act on`."""
+    masks = signal_masks(process)
     bit = 1 << (number - 1)
     words = {"SigIgn": "ignores", "SigBlk": "blocks", "SigCgt": "has a handler of its own for"}
     return next((word for name, word in words.items() if masks.get(name, 0) & bit), "does not act on")

@@ -399,6 +399,7 @@ class Injector:
                 goes_on=fault.lasts(),
                 gives_notice=fault.gives_notice,
                 asks_to_leave=fault.asks_to_leave,
+                requeue=fault.requeue,
                 is_latent=fault.is_latent,
                 target=incident.target_text,
                 phase=incident.trigger.phase if in_save or armed.moment is None else armed.moment[1],

@@ -17,6 +17,7 @@ _BUILT_IN_WITH_SNAPSHOTS = (
 NEEDS: Mapping[str, str] = {
     "checkpoints": _CHECKPOINTS,
     "checkpoint-phase": _CHECKPOINTS,
+    "command": "a command of your own, which can be started again",
     "cuda": "a job whose ranks run on CUDA devices",
     "data-workers": "a command of your own, whose DataLoader has worker processes (num_workers above 0)",
     "links": "ranks with networks of their own",
@@ -34,6 +35,7 @@ def capabilities_of(experiment: Experiment) -> frozenset[str]:
     offered = {
         "links": experiment.nodes_on.has_own_networks or experiment.nodes_on.links_are_connections,
         "own-runtime": not job.traits.is_user_script,
+        "command": job.traits.is_user_script,
         "checkpoints": has_checkpoints,
         # Whether it has any shows when it loads.
         "data-workers": job.traits.is_user_script,

@@ -28,6 +28,7 @@ from mecefo_runtime.system.job_records import (
     AttemptStarted,
     CheckpointFailed,
     CheckpointRestored,
+    CommandRequeued,
     CoordinatorRestarted,
     CulpritNamed,
     Detected,
@@ -142,6 +143,7 @@ class Narrator:
         self._commands: set[str] = set()
         # The newest attempt of each, and those in which a later one began without the number of its first step.
         self._attempts: dict[str, int] = {}
+        self._is_requeued = False
         self._not_counted: set[str] = set()
 
     def tell(self, event: Event) -> str | None:
@@ -188,7 +190,15 @@ class Narrator:
             case AttemptStarted(attempt_number=number):
                 self._attempts[record.job] = number
                 ranks = count(record.world_size or 0, "rank")
+                if number > 1 and self._is_requeued:
+                    self._is_requeued = False
+                    return f"the job has started again: attempt {number}, {ranks}"
                 return f"{ranks} found" if number == 1 else f"the launcher restarted the job: attempt {number}, {ranks}"
+            case CommandRequeued(exit=code):
+                self._is_requeued = True
+                how = "has ended" if code is None else f"was {exit_text(code)}"
+                how = f"has ended with {exit_text(code)}" if code is not None and code >= 0 else how
+                return f"requeue: the command {how}, and is started again"
             case StepsCounted(count_kept_by="nobody") if self._attempts.get(record.job, 1) > 1:
                 self._not_counted.add(record.job)
         return None

@@ -23,6 +23,7 @@ from harness.analysis.command.generations import Overlap, find_overlaps
 from harness.analysis.command.job_length import Baseline, JobLength, measure_length
 from harness.analysis.command.no_restart import read_no_restart
 from harness.analysis.command.observation import Observation, read_observation
+from harness.analysis.command.preemption import Preemption, read_preemptions
 from harness.analysis.command.replica_state import ReplicaComparison, compare_replicas
 from harness.analysis.command.world import read_batches, steps_may_differ, weighed
 from harness.analysis.contained import Shared, analysis_failed
@@ -105,6 +106,8 @@ class Timeline:
     traits: JobTraits = OF_RUNTIME
     attempts: tuple[Attempt, ...] = ()
     restarts: tuple[tuple[float, float], ...] = ()
+    # By incident.
+    preemptions: Mapping[int, Preemption] = field(default_factory=dict)
     observation: Observation | None = None
     not_due: tuple[NotDue, ...] = ()
     losses: tuple[Loss, ...] = ()
@@ -551,6 +554,7 @@ def read(told: Told) -> Timeline:
         traits=traits,
         attempts=attempts,
         restarts=read_restarts(attempts, ended),
+        preemptions=read_preemptions(main, told.saved, steps, attempts) if has_attempts else {},
         observation=read_observation(main, attempts) if traits.is_user_script else None,
         not_due=tuple(_of(NotDue, main)),
         losses=tuple(attribution.losses),

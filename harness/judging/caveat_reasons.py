@@ -202,6 +202,44 @@ def _replicas_differed(tensor: str, from_step: int, to_step: int, others: int = 
     return f"{tensor}{more} differed between replicas after step {from_step}, and no longer after step {to_step}."
 
 
+def _notice_not_reached(
+    incident: int, signal: str, deliver: str, ranks: Sequence[int], dropped: int | None = None
+) -> str:
+    why = "whoever got it did not pass it on"
+    if dropped:
+        why = "the kernel drops a signal for which the first process of a container has no handler"
+    torchrun = "" if signal == "SIGTERM" else f"; torchrun passes {signal} on with `--signals-to-handle {signal},...`"
+    return (
+        f"The notice of incident {incident} ({signal}, deliver: {deliver}) did not reach {name_ranks(ranks)}: {why}. "
+        f"With `exec PROGRAM` a shell becomes the program that gets it{torchrun}."
+    )
+
+
+def _notice_reach_unknown(incident: int, signal: str, deliver: str, ranks: Sequence[int]) -> str:
+    return (
+        f"It was not observed whether the notice of incident {incident} ({signal}, deliver: {deliver}) reached "
+        f"{name_ranks(ranks)}."
+    )
+
+
+def _notice_ended_data_workers(incident: int, signal: str, deliver: str, saved_step: int | None = None) -> str:
+    saved = "before a checkpoint was saved" if saved_step is None else f"after the checkpoint of step {saved_step}"
+    return (
+        f"The notice of incident {incident} ({signal}) ended DataLoader workers too, and ranks ended of that {saved}. "
+        f"Workers that ignore {signal} (worker_init_fn) live on until the rank has saved."
+    )
+
+
+def _launcher_ended_ranks(
+    incident: int, signal: str, deliver: str, ranks: Sequence[int], seconds: float | None = None
+) -> str:
+    after = "" if seconds is None else f" {name_seconds(seconds)} after the notice"
+    return (
+        f"SIGKILL ended {name_ranks(ranks)}{after}, before the end of the grace of incident {incident}, and chaos did "
+        "not send it: torchrun waits 30 s for its ranks after a signal."
+    )
+
+
 def _fewer_ranks(before: int, after: int) -> str:
     return f"Ranks: {before} -> {after} for good. The job went on with fewer, and did not get them back."
 
@@ -462,6 +500,23 @@ CAVEATS = Table(
         "orphans_ended": Made(
             _orphans,
             "The command left {processes} processes running at its end, {ranks} among them: chaos ended them. ...",
+        ),
+        "notice_not_reached": Made(
+            _notice_not_reached,
+            "The notice of incident {incident} ({signal}, deliver: {deliver}) did not reach {ranks}: ...",
+        ),
+        "notice_reach_unknown": Made(
+            _notice_reach_unknown,
+            "It was not observed whether the notice of incident {incident} ({signal}, deliver: {deliver}) reached "
+            "{ranks}.",
+        ),
+        "notice_ended_data_workers": Made(
+            _notice_ended_data_workers,
+            "The notice of incident {incident} ({signal}) ended DataLoader workers, and the ranks ended of that ...",
+        ),
+        "launcher_ended_ranks": Made(
+            _launcher_ended_ranks,
+            "SIGKILL ended {ranks} {seconds} after the notice, before the end of the grace of incident {incident}: ...",
         ),
         "fewer_ranks": Made(
             _fewer_ranks, "Ranks: {before} -> {after} for good. The job went on with fewer, and did not get them back."

@@ -67,6 +67,7 @@ def caveats(
         *part(lambda: _of_the_steps_left_out(timeline)),
         *part(lambda: _of_the_incidents(summary, timeline) if timeline is not None else ()),
         *part(lambda: () if timeline is None else _of_the_shared_badput(timeline)),
+        *part(lambda: _of_the_preemptions(summary)),
         *part(lambda: milder_faults(summary, timeline)),
         *part(lambda: _of_what_did_not_fire(timeline)),
         *part(lambda: _of_the_unplanned(summary)),
@@ -208,6 +209,26 @@ def _of_the_orphans(summary: Summary) -> Iterator[Reason]:
     """Processes that the command left running: a scheduler that starts it again would have both."""
     if summary.orphaned_processes:
         yield Reason("orphans_ended", processes=summary.orphaned_processes, ranks=summary.orphaned_ranks)
+
+
+def _of_the_preemptions(summary: Summary) -> Iterator[Reason]:
+    """A notice that was of no use."""
+    for incident in summary.incidents:
+        one = incident.preemption
+        if one is None:
+            continue
+        known = {"incident": incident.incident, "signal": one.signal, "deliver": one.deliver}
+        if one.ranks_not_reached and not one.deliver.startswith("rank="):
+            dropped = one.notices_dropped or None
+            yield Reason("notice_not_reached", **known, ranks=one.ranks_not_reached, dropped=dropped)
+        elif one.ranks_reach_unknown and one.ranks_killed:
+            yield Reason("notice_reach_unknown", **known, ranks=one.ranks_reach_unknown)
+        if any(raised.names_data_worker for raised in one.raised):
+            yield Reason("notice_ended_data_workers", **known, saved_step=one.newest_checkpoint_step)
+        if one.ranks_killed_by_launcher:
+            yield Reason(
+                "launcher_ended_ranks", **known, ranks=one.ranks_killed_by_launcher, seconds=one.launcher_killed_seconds
+            )
 
 
 def _of_the_replicas(timeline: Timeline) -> Iterator[Reason]:

@@ -46,6 +46,7 @@ Missing = Literal[
     "no_checkpoint_read",
     "no_load_seen",
     "batch_unseen",
+    "not_preempted",
 ]
 MISSING: Mapping[str, str] = {
     "not_counted": "the ranks were restarted, and neither their parameters nor the optimizer's count of its steps show "
@@ -60,6 +61,7 @@ MISSING: Mapping[str, str] = {
     "no_checkpoint_read": "no checkpoint could be read when the job had ended",
     "no_load_seen": "no attempt was seen loading a checkpoint that the job had saved",
     "batch_unseen": "not all ranks showed what their model was called with, or the job is no command",
+    "not_preempted": "no preemption was verified, or this was not seen in it",
 }
 """Why a run has no value of a metric, by code."""
 

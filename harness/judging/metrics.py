@@ -24,7 +24,8 @@ class Metric:
     `text` says in a line what it is (docs/reference/measuring.md says how it is computed). `path` leads to it in
     `summary.json`; empty: it has its own name there. Of a list it is the length. With `is_per_incident` it
     starts at each entry of `incidents`.
-    `is_membership` marks phases that only faults on ranks have (the loss of the coordinator regroups nobody).
+    `is_membership` marks phases that only faults on ranks have (the loss of the coordinator regroups nobody), and
+    `of_preemptions` what only a preemption has.
     `only_grows` marks what never becomes smaller while the job continues, `is_of_before` what is known for good once
     the first fault has affected, `is_beside_baseline` what is taken over the steps that job and baseline both
     committed, `needs_baseline` what has no value without one, `needs_every_rank` what is not known of a command's job
@@ -48,6 +49,7 @@ class Metric:
     _: KW_ONLY
     is_per_incident: bool = False
     is_membership: bool = False
+    of_preemptions: bool = False
     only_grows: bool = False
     is_of_before: bool = False
     is_beside_baseline: bool = False
@@ -73,11 +75,7 @@ class Metric:
         """Its values in `summary`: one for a figure of the run, one for each verified incident that has this phase."""
         if not self.is_per_incident:
             return [self._of(summary)]
-        return [
-            self._of(incident)
-            for incident in summary.incidents
-            if incident.verified and (incident.ranks or not self.is_membership)
-        ]
+        return [self._of(incident) for incident in summary.incidents if self._is_of(incident)]
 
     def uncertainties(self, summary: Summary) -> list[float]:
         """The uncertainty of each of its `values`: above 0 where it is measured between the clocks of two hosts."""
@@ -85,9 +83,7 @@ class Metric:
             return [0.0]
         name = (self.path or (self.name,))[-1]
         return [
-            incident.uncertainty_seconds.get(name) or 0.0
-            for incident in summary.incidents
-            if incident.verified and (incident.ranks or not self.is_membership)
+            incident.uncertainty_seconds.get(name) or 0.0 for incident in summary.incidents if self._is_of(incident)
         ]
 
     def largest(self, summary: Summary) -> float | None:
@@ -106,6 +102,11 @@ class Metric:
             return f"-{name_seconds(-value)}" if value < 0 else name_seconds(value)
         return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
 
+    def _is_of(self, incident: IncidentSummary) -> bool:
+        """Whether an incident has such a figure."""
+        is_preempted = incident.preemption is not None or not self.of_preemptions
+        return incident.verified and is_preempted and bool(incident.ranks or not self.is_membership)
+
     def _of(self, figures: Summary | IncidentSummary) -> float | None:
         value: Any = figures
         for key in self.path or (self.name,):
@@ -120,6 +121,13 @@ class Metric:
 def _phase(name: str, text: str, *path: str, is_membership: bool = True, **how: Any) -> Metric:
     how = {"better": "lower"} | how
     return Metric(name, "seconds", text, path, is_per_incident=True, is_membership=is_membership, **how)
+
+
+def _preemption(name: str, unit: Unit, text: str, *path: str, **more: Any) -> Metric:
+    """A figure that only preemptions have."""
+    place = ("preemption", *(path or (name,)))
+    how: dict[str, Any] = {"better": "lower", "is_count": unit == "number", "why_missing": "not_preempted", **more}
+    return Metric(name, unit, text, place, is_per_incident=True, of_preemptions=True, **how)
 
 
 METRICS: Mapping[str, Metric] = {
@@ -557,6 +565,27 @@ METRICS: Mapping[str, Metric] = {
             "phases_seconds",
             "rejoin_after_repair",
         ),
+        _preemption("notice_to_checkpoint_seconds", "seconds", "notice to the first checkpoint saved after it"),
+        _preemption("grace_used_seconds", "seconds", "notice to the end of the command's last process, or SIGKILL"),
+        Metric(
+            "grace_used_ratio",
+            "ratio",
+            "the share of the grace that this is",
+            is_per_incident=True,
+            of_preemptions=True,
+            better="lower",
+            why_missing="not_preempted",
+        ),
+        _preemption("steps_lost_by_preemption", "number", "steps to be done again after the requeue", "steps_lost"),
+        _preemption(
+            "checkpoints_after_notice", "number", "checkpoints saved between the notice and the end", better="higher"
+        ),
+        _preemption(
+            "ranks_left_in_order", "number", "ranks that ended by themselves without an exception", better="higher"
+        ),
+        _preemption("ranks_killed", "number", "ranks that SIGKILL ended at the end of the grace"),
+        _preemption("ranks_stood_still", "number", "those of them that took no step before it"),
+        _preemption("ranks_not_reached", "number", "ranks that the notice did not reach"),
     )
 }
 

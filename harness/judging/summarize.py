@@ -603,6 +603,7 @@ def _incident_summary(
     own = None if segments is None else accounting.account(segments)
     usual_seconds = median_step_seconds(times.before)
     said = None if named is None else named.by_incident.get(incident.incident)
+    preemption = times.preemptions.get(incident.incident)
     return IncidentSummary(
         incident=incident.incident,
         fault=incident.fault,
@@ -646,6 +647,8 @@ def _incident_summary(
         newest_usable_step=_usable_after(incident, times),
         read_by_incident=incident.read_by,
         reads_damage_of=tuple(one.incident for one in times.incidents if one.read_by == incident.incident),
+        preemption=preemption,
+        grace_used_ratio=None if preemption is None else preemption.grace_used_ratio,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeVar
 from harness.analysis.approximation import Approximation
 from harness.analysis.command.attempt_list import ListedAttempt
 from harness.analysis.command.checkpoints import AttemptLoad, CheckpointHealth, Pointer
+from harness.analysis.command.preemption import Preemption
 from harness.analysis.command.world import Sizes
 from harness.analysis.figures import Figures
 from harness.analysis.hosts import HostFigures
@@ -85,6 +86,7 @@ class IncidentSummary:
     `uncertainty_seconds` has the uncertainty of each figure and phase that is measured between two clocks, by name.
     `newest_usable_step` is that of the newest checkpoint that could be loaded when the ranks had ended after it.
     `read_by_incident` is the incident for which the job read what this one damaged, `reads_damage_of` the reverse.
+    `preemption` are the figures of a preemption, `grace_used_ratio` the share of its grace that was used.
     `state_restored` is the one of the run's `state_restores` that it led to, `at_seconds` counted from the job's start.
     """
 
@@ -128,6 +130,8 @@ class IncidentSummary:
     newest_usable_step: int | None = field(default=None, metadata=LEFT_OUT)
     read_by_incident: int | None = field(default=None, metadata=LEFT_OUT)
     reads_damage_of: tuple[int, ...] = field(default=(), metadata=LEFT_OUT)
+    preemption: Preemption | None = field(default=None, metadata=LEFT_OUT)
+    grace_used_ratio: float | None = field(default=None, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from chaos.faults.base import OwnedProcess
 from chaos.host.run_processes import processes_of
 from chaos.injection.serving import KnownProcesses
+from harness.node.process_tree import first_of, with_roles
 from harness.node.processes_by_env import processes_of_run, store_of
 
 
@@ -31,6 +32,15 @@ class HostProcesses:
         known = {owned.process: owned for owned in self._known.all()}
         marked = (one.process for one in processes_of(self._run))
         return tuple(known.get(process, OwnedProcess("launcher", process, node=node)) for process in marked)
+
+    def command_processes(self) -> tuple[OwnedProcess, ...]:
+        """See `chaos.faults.base.CommandHost`."""
+        known = {owned.process: owned for owned in self._known.all()}
+        return with_roles((one.process for one in processes_of(self._run)), known, ())
+
+    def first_processes(self) -> tuple[OwnedProcess, ...]:
+        """See `chaos.faults.base.CommandHost`: what Slurm or ssh has started here."""
+        return first_of(self.command_processes())
 
     def role_processes(self, role: str) -> tuple[OwnedProcess, ...]:
         """See `chaos.faults.base.ProcessHost`."""

@@ -188,6 +188,8 @@ def _fault(incident: IncidentSummary) -> Iterator[str]:
         yield wording.state_words(incident.state_restored)
     if failure := wording.recovery_words(incident):
         yield failure
+    if incident.preemption is not None:
+        yield from wording.preemption_lines(incident.preemption)
 
 
 def _cost(summary: Summary) -> Iterator[str]:

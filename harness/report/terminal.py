@@ -209,6 +209,9 @@ class _Report:
             self._row(words, name_seconds(seconds))
         if how := wording.how_it_recovered(incident):
             self._paragraph(how)
+        if incident.preemption is not None:
+            for line in wording.preemption_lines(incident.preemption):
+                self._paragraph(line)
         if incident.state_restored is not None:
             self._paragraph(wording.state_words(incident.state_restored))
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from harness.analysis.command.preemption import Preemption
 from harness.analysis.regroups import StateRestore
 from harness.analysis.words import (
     count,
     evidence_text,
     name_bytes,
+    name_numbers,
     name_ranks,
     name_seconds,
     name_uncertain,
@@ -346,7 +348,9 @@ def how_it_recovered(incident: IncidentSummary) -> str | None:
     how = {None: "continued, at an unknown step", 1: "started from step 1 again"}.get(
         incident.recovery_step, f"continued from step {incident.recovery_step}"
     )
-    words = f"Its launcher restarted it (attempt {attempt}), and it {how}."
+    is_requeued = incident.preemption is not None and incident.preemption.is_requeued
+    who = "The command was started again" if is_requeued else "Its launcher restarted it"
+    words = f"{who} (attempt {attempt}), and it {how}."
     if incident.recovery_step is None:
         return words
     again = incident.progress_seconds
@@ -369,6 +373,50 @@ _NO: Mapping[str, str] = {
     "parity": "no parity",
     "checkpoint": "no checkpoint",
 }
+
+
+def preemption_lines(preemption: Preemption) -> list[str]:
+    """The figures of a preemption, a sentence each."""
+    return [one_line(words) for words in _preemption_lines(preemption)]
+
+
+def _preemption_lines(one: Preemption) -> Iterator[str]:
+    if one.ranks_not_reached:
+        yield f"The notice did not reach {name_ranks(one.ranks_not_reached)}."
+    if one.ranks_reach_unknown:
+        yield f"It was not observed whether the notice reached {name_ranks(one.ranks_reach_unknown)}."
+    if one.checkpoint_step is not None:
+        saved = name_seconds(one.notice_to_checkpoint_seconds)
+        is_newest = one.newest_checkpoint_step == one.checkpoint_step
+        newer = "" if is_newest else f", and later one of step {one.newest_checkpoint_step}"
+        yield f"A checkpoint of step {one.checkpoint_step} was saved {saved} after the notice{newer}."
+    else:
+        yield "No checkpoint was seen being saved after the notice."
+    ends = (
+        ("left in order", one.ranks_left_in_order),
+        ("failed", one.ranks_failed),
+        (f"ended by {one.signal}", one.ranks_ended_by_signal),
+        ("killed at the end of the grace", one.ranks_killed),
+        ("killed before the end of the grace, not by chaos", one.ranks_killed_by_launcher),
+        ("ended in an unknown way", one.ranks_ended_unknown),
+        ("stood still until they were killed", one.ranks_stood_still),
+    )
+    yield f"Ranks: {'; '.join(f'{name_ranks(ranks)} {how}' for how, ranks in ends if ranks)}."
+    if one.launcher_killed_seconds is not None:
+        after = name_seconds(one.launcher_killed_seconds)
+        yield f"The launcher ended ranks by SIGKILL {after} after the notice: torchrun gives them 30 s."
+    for raised in one.raised:
+        worker = ": the notice ended a DataLoader worker" if raised.names_data_worker else ""
+        yield f"Rank {raised.rank} raised {raised.exception}{worker}: {raised.message[:200]}"
+    if one.grace_used_seconds is not None:
+        used = f"{name_seconds(one.grace_used_seconds)} of {name_seconds(one.grace_seconds)}"
+        yield f"Grace used: {used} ({percent(one.grace_used_ratio or 0.0)})."
+    if one.is_requeued:
+        if one.steps_lost is None:
+            yield "The command was started again; how many steps were lost is not known."
+        else:
+            lost = "no step" if not one.steps_lost else count(one.steps_lost, "step")
+            yield f"The command was started again and continued after step {one.resumed_after}: {lost} lost."
 
 
 def state_words(restore: StateRestore) -> str:

@@ -56,6 +56,7 @@ from mecefo_runtime.system.run_records import (
     Residue,
     RunEnded,
     RunStarted,
+    UndoFailed,
     Undone,
     Warned,
 )
@@ -110,6 +111,8 @@ class Conductor:
         self._early_end = EarlyEnd(experiment.gates, state, self._emitter, self._finish)
         self._halts = [HaltCondition.parse(text) for text in experiment.halt]
         self._injector: Injector | None = None
+        # Incidents whose processes have a grace.
+        self._preempting: set[int] = set()
         self._undoing: asyncio.Task[None] | None = None
         self._repairs = Restarts(
             self._incidents,
@@ -125,7 +128,7 @@ class Conductor:
             self._backend,
             self._on_event,
             state,
-            lambda: self._repairs.awaited_until_seconds,
+            self._awaited_until_seconds,
             self._may_be_repaired,
         )
         self._baseline: BaselineAfter[JobConfig] | BaselineAfter[CommandConfig] | None = None
@@ -286,6 +289,12 @@ class Conductor:
     def _has_damaged_files(self) -> bool:
         return any(self._faults[incident.fault].scope == "checkpoint" for incident in self._incidents.values())
 
+    def _awaited_until_seconds(self) -> float:
+        """Until when `chaos` made the job stand still: something was to be repaired, or it had its grace."""
+        if self._preempting:
+            return asyncio.get_running_loop().time()
+        return self._repairs.awaited_until_seconds
+
     def _may_be_repaired(self) -> bool:
         return self._repairs.are_due or (self._injector is not None and self._injector.is_striking)
 
@@ -358,7 +367,11 @@ class Conductor:
                 self._repairs.on_restarting(record.ranks)
             case Regrouped() | JobFailed():
                 self._repairs.on_settled()
+            case Undone() | UndoFailed():
+                self._preempting.discard(record.incident)
             case Injected():
+                if record.requeue is not None:
+                    self._preempting.add(record.incident)
                 self._repairs.on_injected(record.incident, record.step or 0)
 
     def _on_step(self, record: StepCommitted) -> None:

@@ -298,3 +298,14 @@ class RankRaised(Record, kind="rank_raised", emitted_by="rank"):
     causes: tuple[Mapping[str, Any], ...] = ()
     """`{exception, message, file, line, link}` of each exception that led to it, the root last; `link` is `cause`,
     `context` or `remote` (raised in a worker or another process)."""
+
+
+class SignalsWatched(Record, kind="signals_watched", emitted_by="rank"):
+    """A rank of a command reports, from now on, each signal for which its script has a handler."""
+
+
+class SignalArrived(Record, kind="signal_arrived", emitted_by="rank"):
+    """A rank of a command received a signal for which its script has a handler; the handler may run later."""
+
+    signal: str = ""
+    """Its name, such as `SIGTERM`."""

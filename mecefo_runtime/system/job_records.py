@@ -61,6 +61,15 @@ class AttemptStarted(Record, kind="attempt_started", emitted_by="conductor"):
     """How often the launcher may restart the ranks; null where it does not say."""
 
 
+class CommandRequeued(Record, kind="command_requeued", emitted_by="conductor"):
+    """A command that was preempted has ended, and `chaos` starts it again, as a scheduler that requeues does."""
+
+    number: int = 1
+    """How often it has been started again by now."""
+    exit: int | None = None
+    """What it had ended with, negative for a signal; null: not known."""
+
+
 class RankStarted(Record, kind="rank_started", emitted_by="rank"):
     """A rank has started."""
 

@@ -190,6 +190,8 @@ class Injected(OfIncident, kind="injected", emitted_by="injector"):
     """Whether nothing is lost yet: the job has time to release its ranks."""
     asks_to_leave: bool = omitted_if(False)
     """Whether it sent a signal that processes may handle."""
+    requeue: int | None = omitted_if(None)
+    """How often `chaos` starts the command again when it has ended of this fault; left out: no preemption."""
     is_latent: bool = omitted_if(False)
     """Whether it damaged stored state: that shows when something reads it."""
     target: Any = None

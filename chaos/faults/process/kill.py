@@ -24,6 +24,7 @@ from chaos.faults._records import ProcessesRecord
 from chaos.faults.base import (
     VERIFY_TIMEOUT_SECONDS,
     Act,
+    CommandHost,
     FaultContext,
     LauncherHost,
     NoParameters,
@@ -50,6 +51,8 @@ _STOPPING = frozenset({signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SI
 # Their default action ends no process (signal(7)).
 _HARMLESS = frozenset({signal.SIGCONT, signal.SIGCHLD, signal.SIGURG, signal.SIGWINCH})
 _NUMBER = re.compile(r"\d{1,3}")
+# What a rank has started.
+_CHILDREN = ("data-worker", "child")
 
 
 def parse_signal(value: object) -> signal.Signals:
@@ -260,6 +263,16 @@ class KillNode(_Kill[NodeParameters]):
         """Every process of the node that is still running; with `power`, its ranks on the host."""
         return super().prepare(target, context) if self._power is None else self._power.prepare(target, context)
 
+    def _candidates(self, target: ResolvedTarget, context: FaultContext) -> tuple[OwnedProcess, ...]:
+        """With a grace also what the ranks of a command have started: a node's SIGTERM goes to all of its processes."""
+        found = super()._candidates(target, context)
+        if self.parameters.grace is None or not isinstance(context.processes, CommandHost):
+            return found
+        known = {owned.process for owned in found}
+        ranks = {owned.rank for owned in found if owned.role == "rank"}
+        own = (owned for owned in context.processes.command_processes() if owned.role in _CHILDREN)
+        return (*found, *(owned for owned in own if owned.rank in ranks and owned.process not in known))
+
     async def apply(self, act: Act, context: FaultContext) -> None:
         """SIGKILL, whoever started the ranks first: a dead node reports no exits. With a grace period, SIGTERM first.
 
@@ -273,8 +286,10 @@ class KillNode(_Kill[NodeParameters]):
                 self._kill(owned)
             return
         ranks = [owned for owned in act.processes if owned.role == "rank"]
+        children = [owned for owned in act.processes if owned.role in _CHILDREN]
         launchers = [owned for owned in act.processes if owned.role == "launcher"]
-        for owned in (*launchers, *ranks):
+        # Launchers pass it on: the others are to have their own by then.
+        for owned in (*ranks, *children, *launchers):
             send(owned, signal.SIGTERM)
         self._farewell = asyncio.create_task(self._see_off(act, ranks, context, self.parameters.grace))
 
@@ -291,8 +306,8 @@ class KillNode(_Kill[NodeParameters]):
         supervisors = [owned for owned in act.processes if owned.role != "rank"]
         if time.monotonic() < ends_seconds:
             for owned in supervisors:
-                # A launcher has had its own; a second one breaks off torchrun's wait for its ranks (2.13).
-                if owned.role != "launcher":
+                # These have had their own; a second one breaks off torchrun's wait for its ranks (2.13).
+                if owned.role not in ("launcher", *_CHILDREN):
                     send(owned, signal.SIGTERM)
             left_seconds = max(0.0, ends_seconds - time.monotonic())
             has_launcher = any(owned.role == "launcher" for owned in supervisors)

@@ -185,7 +185,12 @@ class Starts:
 
 
 def is_of_launcher(injected: Injected) -> bool:
-    """Whether a fault took the launcher or the store of a command away, and no rank: its ranks may train on."""
+    """Whether a fault took the launcher or the store of a command away, and no rank: its ranks may train on.
+
+    So they do in the grace of a preemption, after which only a new start of the command is a recovery.
+    """
+    if injected.requeue is not None:
+        return True
     target = str(injected.target)
     return injected.is_loss and not injected.ranks and ("role=launcher" in target or "role=store" in target)
 

@@ -140,11 +140,21 @@ class LocalCommand(CommandRun):
         else:
             self._networks.let_go()
         assert self._child is not None
-        with suppress(ProcessLookupError):
-            self._leader = ProcessId.of(self._child.pid)
-            self._has_begun(0, self._leader)
-        self._reaping = asyncio.create_task(self._reap(self._child))
+        self._watch_over(self._child)
         self._follow()
+
+    def _watch_over(self, child: asyncio.subprocess.Process) -> None:
+        with suppress(ProcessLookupError):
+            self._leader = ProcessId.of(child.pid)
+            self._has_begun(0, self._leader)
+        self._reaping = asyncio.create_task(self._reap(child))
+
+    async def _start_again(self) -> None:
+        """See `CommandRun`. Networks that were made for its ranks cannot be used again."""
+        if self._networks is not None:
+            raise EnvironmentFailure("a command whose ranks have networks of their own cannot be started again")
+        self._child = await self._spawn(self._job.command)
+        self._watch_over(self._child)
 
     async def _spawn(
         self, words: Sequence[str], descriptors: Sequence[int] = (), *, has_own_limits: bool = True

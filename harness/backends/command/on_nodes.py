@@ -91,6 +91,10 @@ class CommandOnNodes(CommandRun):
         await asyncio.gather(*(self._start_on(node) for node in self._logs))
         self._follow()
 
+    async def _start_again(self) -> None:
+        """See `CommandRun`."""
+        await asyncio.gather(*(self._start_on(node) for node in self._logs))
+
     async def _start_on(self, node: int) -> None:
         process = await self._nodes.fork(
             {

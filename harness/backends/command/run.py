@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
+from chaos.errors import EnvironmentFailure
 from chaos.experiment.command_job import CommandConfig
 from chaos.external.identity import JOB_VARIABLE
 from chaos.faults.base import LauncherLeft, LinkHost, OwnedProcess
@@ -40,16 +41,19 @@ from harness.backends.command.launcher_log import LOST_STORE, OLD_ADDRESSES, STO
 from harness.backends.command.launches import Launch, restarts_of
 from harness.backends.command.other_users import OtherUser, other_user_of
 from harness.backends.command.rank_launchers import RankLaunchers, is_shell
+from harness.backends.command.requeue import Requeues
 from harness.backends.ending_job import EndingJob
 from harness.control.control_server import ControlServer
 from harness.node.exits import REAPED_SECONDS
 from harness.node.process_table import ProcessTable
+from harness.node.process_tree import first_of, with_roles
 from harness.node.processes_by_env import environment_of, processes_of_run, store_of
 from mecefo_runtime.system.command_records import NoStepSeen, OrphansEnded
 from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.system.events import MAIN_JOB, Event
 from mecefo_runtime.system.job_records import (
     AttemptStarted,
+    CommandRequeued,
     CulpritNamed,
     JobFailed,
     ProcessExited,
@@ -115,6 +119,7 @@ class CommandRun(EndingJob, ABC):
         self._are_over = asyncio.Event()
         self._is_stopping = False
         self._facts = FailureFacts()
+        self._requeues = Requeues()
         self._other_user: OtherUser | None = None
         self._user_looked_seconds = -USER_POLL_SECONDS
         # What is said of a process that the kernel ended for want of memory.
@@ -123,6 +128,14 @@ class CommandRun(EndingJob, ABC):
     @abstractmethod
     async def start(self) -> None:
         """Start the command.
+
+        Raises:
+            EnvironmentFailure: it cannot be started.
+        """
+
+    @abstractmethod
+    async def _start_again(self) -> None:
+        """Start the very same command once more; nothing of the last start runs.
 
         Raises:
             EnvironmentFailure: it cannot be started.
@@ -137,13 +150,16 @@ class CommandRun(EndingJob, ABC):
         """From the start on: until the job is over."""
         self._control.start_of = self._start_of
         self._control.on_refused = self._on_refused
+        self._follow_log()
+        self._waiting = asyncio.create_task(self._wait_for_end())
+
+    def _follow_log(self) -> None:
         if self._job.step_from is not None and 0 in self._launchers:
             process = self._launchers[0].process
             self.on_agent({"rank": 0, "node": 0, "attempt": 1, "world_size": 1}, process)
             emitter = self._emitter.of_rank(0)
             self._log_steps = LogSteps(self._job.step_from, process, emitter, lambda: self._control.agents)
             self._log_steps.connect()
-        self._waiting = asyncio.create_task(self._wait_for_end())
 
     # ---- where it runs ----
 
@@ -235,6 +251,19 @@ class CommandRun(EndingJob, ABC):
         found = self._rank_launchers.on((0,), self._node_of) if self._attempts.ranks else {}
         processes = tuple(found) or tuple(own)
         return tuple(own.get(one, OwnedProcess("launcher", one)) for one in processes if one.is_here)
+
+    def command_processes(self) -> tuple[OwnedProcess, ...]:
+        """See `chaos.faults.base.CommandHost`."""
+        launchers = self._rank_launchers.on(tuple(range(self._job.nodes)), self._node_of)
+        # A script that no launcher starts is a rank.
+        known = {owned.process: owned for owned in (*self._launchers.values(), *self._attempts.ranks.values())}
+        running = {process for process in known if process.is_here and process.is_running()}
+        return with_roles(sorted({*self._own_processes(), *running}, key=lambda one: one.pid), known, launchers)
+
+    def first_processes(self) -> tuple[OwnedProcess, ...]:
+        """See `chaos.faults.base.CommandHost`."""
+        own = tuple(owned for owned in self._launchers.values() if owned.process.is_here)
+        return own or first_of(self.command_processes())
 
     def _all(self) -> tuple[OwnedProcess, ...]:
         return (*self._attempts.ranks.values(), *self._launchers.values())
@@ -360,6 +389,7 @@ class CommandRun(EndingJob, ABC):
     def note(self, event: Event) -> None:
         """Count the steps, and the ranks that came to their end or back; keep what a later start may continue from."""
         self._facts.note(event)
+        self._requeues.note(event)
         self._known_states.note(event)
         if event.kind == "step_committed":
             self._act(self._attempts.commit(event.pid))
@@ -428,14 +458,9 @@ class CommandRun(EndingJob, ABC):
             self._are_over.set()
 
     async def _wait_for_end(self) -> None:
-        ending = asyncio.create_task(self._are_over.wait())
-        while not ending.done():
-            await asyncio.wait({ending}, timeout=BLAME_POLL_SECONDS)
-            self._tell_culprits()
-            self._look_for_other_user()
-        self._tell_culprits()
-        if self._log_steps is not None:
-            self._log_steps.close()
+        await self._until_over()
+        while await self._begins_again():
+            await self._until_over()
         await self._until_gone(FAREWELL_SECONDS)
         if not self._is_stopping and (left := self._kill_own()):
             ranks = sorted({rank for one in left if (rank := self._attempts.rank_of(one)) is not None})
@@ -480,6 +505,52 @@ class CommandRun(EndingJob, ABC):
         reason = failure_reason(ended, cause, self._logs[node].name, log.last_words(), printed)
         failed = job_failed(Reason("command_failed", sentence=f"{reason}{self._hint(node)}"))
         self._fail(JobFailed(**failed.given(), exit=code, cause=None if cause is None else to_json(cause)))
+
+    async def _until_over(self) -> None:
+        """Until the command has ended on all nodes, and what it was preempted for is over."""
+        ending = asyncio.create_task(self._are_over.wait())
+        try:
+            while True:
+                await asyncio.wait({ending}, timeout=BLAME_POLL_SECONDS)
+                self._tell_culprits()
+                self._look_for_other_user()
+                if ending.done() and (self._is_stopping or not self._requeues.is_under_way):
+                    break
+                if ending.done():
+                    # Others may still use their grace.
+                    await asyncio.sleep(BLAME_POLL_SECONDS)
+        finally:
+            ending.cancel()
+        self._tell_culprits()
+        if self._log_steps is not None:
+            self._log_steps.close()
+
+    async def _begins_again(self) -> bool:
+        """Whether the command was preempted, and has been started again."""
+        if self._is_stopping or self._outcome.done() or not self._requeues.take():
+            return False
+        self._kill_own()
+        await self._kill_elsewhere()
+        await self._until_gone(FAREWELL_SECONDS)
+        await self._control.drained(FAREWELL_SECONDS)
+        if exits := list(self._exits.values()):
+            await asyncio.wait(exits, timeout=FAREWELL_SECONDS)
+        # `stop` may have been called: it ends what runs, and nothing more may be started.
+        if self._is_stopping or self._outcome.done():
+            return False
+        exit_code = deciding_end(self._codes)[1] if self._codes else None
+        self._emitter.emit(CommandRequeued(number=self._requeues.number, exit=exit_code))
+        self._codes.clear()
+        self._unobserved.clear()
+        self._are_over.clear()
+        self._facts = FailureFacts()
+        try:
+            await self._start_again()
+        except EnvironmentFailure as failure:
+            self._fail(job_failed(Reason("command_failed", sentence=str(failure))))
+            return False
+        self._follow_log()
+        return True
 
     def _tells_of_killed(self, code: int) -> bool:
         """Whether the command ends with that code also where others have gone on without those that were killed."""

@@ -288,7 +288,7 @@ def test_every_metric_is_in_a_real_summary():
         "checkpoint_fallbacks",
     }
     for metric in METRICS.values():
-        if metric.name in without_value:
+        if metric.name in without_value or metric.of_preemptions:
             continue
         assert metric.values(summary), metric.name
         assert all(value is not None for value in metric.values(summary)), metric.name
