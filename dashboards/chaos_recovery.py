@@ -11,7 +11,11 @@ from dashboards.queries import of_run, query, speed
 UID = "mecefo-chaos-recovery"
 
 # In their order; together they are the recovery.
-_RECOVERY_PHASES = ("verify", "detect", "isolate", "regroup", "transfer", "first_step")
+_RECOVERY_PHASES = (
+    *("verify", "detect", "isolate", "regroup", "transfer"),
+    *("reaction", "teardown", "failed_attempts", "launch", "start", "imports", "process_group", "model", "load"),
+    *("resumed_step", "unobserved", "first_step"),
+)
 _VERDICTS = {
     "pass": GREEN,
     "fail": RED,
@@ -125,7 +129,8 @@ def _recovery(dashboard: build.Dashboard) -> None:
             "Recovery by phase",
             "Of the newest incident of each kind, from the injection to the first step that began and committed after "
             "it. The longest part is the one to work on: detect, the heartbeat and the supervisor; regroup, the peers' "
-            "time-outs; transfer, the size of the state; first_step, the new layout.",
+            "time-outs; transfer, the size of the state; first_step, the new layout. Of your own script: reaction to "
+            "resumed_step, what its launcher and its new processes did.",
             {phase: last.format(of_run("chaos_recovery_seconds", phase=phase)) for phase in _RECOVERY_PHASES},
             key="fault",
             heading="Fault",

@@ -279,6 +279,7 @@ OPTIONS_OF_RUN = (
         "--name",
         "--reset",
         "--stall-timeout",
+        "--hang-rule",
         "--step-from",
         "--dilation",
         "--device-model",

@@ -18,7 +18,7 @@ from chaos.experiment.programs import require_program
 from chaos.experiment.settings import SettingsText, config_values, model_of, with_texts
 from chaos.language.launcher import launcher_of_command, ranks_of_command, script_of_command
 from chaos.language.validation_errors import said
-from mecefo_runtime.job.command_settings import CommandCheckpoint, CommandSettings
+from mecefo_runtime.job.command_settings import CommandCheckpoint, CommandSettings, HangRule
 from mecefo_runtime.job.layout import Cluster
 from mecefo_runtime.job.traits import OF_COMMAND, JobTraits
 from mecefo_runtime.system.dilation import NO_DILATION
@@ -89,8 +89,11 @@ if TYPE_CHECKING:
 
     class _SavedIn(SettingsText, CommandCheckpoint, frozen=True): ...
 
+    class _HangRuleText(SettingsText, HangRule, frozen=True): ...
+
 else:
     _CommandSettings, _SavedIn = model_of(CommandSettings, _OwnScript), model_of(CommandCheckpoint)
+    _HangRuleText = model_of(HangRule)
 
 
 class SavedIn(_SavedIn, frozen=True):
@@ -99,6 +102,27 @@ class SavedIn(_SavedIn, frozen=True):
 
 def _saved_in(said: object) -> object:
     return {"folder": said} if isinstance(said, str) else said
+
+
+@with_texts(HangRule)
+class HangRuleText(_HangRuleText, frozen=True):
+    """The user's own rule for a hang: no line of the log matches `pattern` for `seconds`."""
+
+    pattern: Annotated[str, Field(min_length=1, max_length=1_000), AfterValidator(said(_pattern))]
+
+
+def _hang_rule(value: object) -> object:
+    """`10min:PATTERN` in two parts.
+
+    Raises:
+        UsageError: it has no two parts.
+    """
+    if not isinstance(value, str):
+        return value
+    seconds, colon, pattern = value.partition(":")
+    if not colon or not pattern or not seconds:
+        raise UsageError(f"{shown(value)} is no rule: write TIME:REGEX, such as '10min:step [0-9]+'")
+    return {"seconds": seconds, "pattern": pattern}
 
 
 @with_texts(CommandSettings)
@@ -126,6 +150,7 @@ class CommandJob(_CommandSettings, frozen=True):
     ]
     step_from: Annotated[str, Field(max_length=1_000), AfterValidator(said(_pattern))] | None = None
     checkpoint: Annotated[SavedIn | None, BeforeValidator(_saved_in)] = None
+    hang_rule: Annotated[HangRuleText | None, BeforeValidator(said(_hang_rule))] = None
     reset: Annotated[str, Field(max_length=10_000), AfterValidator(said(_argument))] | None = None
     environment: dict[str, Argument] = Field(default_factory=dict)
 
@@ -180,6 +205,7 @@ class CommandJob(_CommandSettings, frozen=True):
             "command": tuple(job.command),
             "checkpoint": None if saved_in is None else CommandCheckpoint(saved_in),
             "environment": dict(job.environment),
+            "hang_rule": None if job.hang_rule is None else HangRule(**config_values(job.hang_rule, HangRule)),
             **{name: values[name] or math.inf for name in timeouts},
         }
         return CommandConfig(**values | written_otherwise)

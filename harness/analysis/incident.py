@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from harness.analysis.attribution import Attribution
 from harness.analysis.command.attempts import Starts, is_of_launcher
+from harness.analysis.command.recovery import LAUNCH_PHASES, UNOBSERVED, Recoveries
 from harness.analysis.contained import charge
 from harness.analysis.regroups import RUNGS, OwnStalls, Stall, StateRestore
 from harness.analysis.steps import (
@@ -83,7 +84,8 @@ class MeasuredIncident:
     which they were. `undecided` says why it is not known
     whether the job recovers. `violations` are codes of what the job does wrong up to the end of the run and this
     incident answers for (see `harness.analysis.violations`): with one of them training continued, and the job has not
-    recovered.
+    recovered. `launch_phases` are the seconds of each phase of a recovery in which the launcher of a command started
+    its ranks again (see `harness.analysis.command.recovery`).
 
     `lifted` is when the fault ended. With a repair: when that began. Of one that lost nobody: when it was undone, or,
     over in an instant, when the ranks that the job gave up for it were back. Of the coordinator: when it was back. Of a
@@ -136,6 +138,7 @@ class MeasuredIncident:
     read_by: int | None = None
     in_save: str | None = None
     save: Mapping[str, Any] = field(default_factory=dict)
+    launch_phases: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def is_undone(self) -> bool:
@@ -200,18 +203,23 @@ class MeasuredIncident:
         injector's own check), `isolate` detected -> isolated, `regroup` isolated -> regrouped without the transfer of
         state, `transfer`, `first_step` regrouped -> committed, `restore` committed -> restored, `rejoin` injected ->
         rejoined. Of a repair, `repair_wait` injected -> repair started is as long as the experiment says;
-        `rejoin_after_repair`, the rest of `rejoin`, is what the job took.
+        `rejoin_after_repair`, the rest of `rejoin`, is what the job took. Of a command whose launcher started its ranks
+        again, those of `LAUNCH_PHASES`; with `unobserved`, the rest, they add up to `recovery_seconds`.
         """
         detect = None if self.gives_notice else self._seconds("detect")
         regroup = self._seconds("regroup")
         transfer = None if regroup is None else min(self.transfer_seconds, max(0.0, regroup))
         after_repair = self._seconds("rejoin_after_repair")
+        launched: dict[str, float | None] = dict.fromkeys((*LAUNCH_PHASES, UNOBSERVED))
+        if not self.violations:
+            launched |= self.launch_phases
         return {
             "verify": self._seconds("verify"),
             "detect": None if detect is None else max(0.0, detect),
             "isolate": self._seconds("isolate"),
             "regroup": None if regroup is None or transfer is None else regroup - transfer,
             "transfer": transfer,
+            **launched,
             "first_step": None if self.violations else self._seconds("first_step"),
             "restore": None if self.violations else self._seconds("restore"),
             "rejoin": self._seconds("rejoin"),
@@ -322,6 +330,7 @@ def read_incidents(
 ) -> tuple[MeasuredIncident, ...]:
     """The incidents of a job; `main` holds its records by time."""
     told = _Told(main, restarts_by_launcher=restarts_by_launcher)
+    recoveries = Recoveries(main) if restarts_by_launcher else None
     injections = {
         i: injected for i, firsts in told.firsts.items() if isinstance(injected := firsts.get(Injected), Injected)
     }
@@ -346,6 +355,9 @@ def read_incidents(
             known["is_left_out"] = known["committed"] is None and began_later and not known["is_of_launcher"]
             known["missing"] = tuple(sorted(attribution.effects[i].gone))
             struck = detections.get(i) if injections[i].gives_notice else injections[i].monotonic_seconds
+            if recoveries is not None and struck is not None:
+                reached = known["took_effect"] or struck, known["committed"], known["committed_epoch"]
+                known["launch_phases"] = recoveries.phases_seconds(injections[i], *reached)
             if before is not None and struck is not None:
                 known["restored"] = _restored(steps, struck, before, *told.recovery_from(injections[i]))
         incidents.append(MeasuredIncident(**known))

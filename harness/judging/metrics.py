@@ -130,6 +130,26 @@ def _preemption(name: str, unit: Unit, text: str, *path: str, **more: Any) -> Me
     return Metric(name, unit, text, place, is_per_incident=True, of_preemptions=True, **how)
 
 
+def _launch_phase(phase: str, text: str) -> Metric:
+    """Of a command whose launcher started its ranks again; see `harness.analysis.command.recovery`."""
+    path = "phases_seconds", phase
+    return _phase(f"recovery_{phase}_seconds", text, *path, is_membership=False, why_missing="phase_not_observed")
+
+
+_LAUNCH_TEXTS: Mapping[str, str] = {
+    "reaction": "fault to the first reaction of a surviving rank or the launcher",
+    "teardown": "that reaction to the end of the last old process",
+    "failed_attempts": "attempts between that came to no step",
+    "launch": "end of the last old process to the start of the first new one",
+    "start": "start of the first new process to that of the last",
+    "imports": "start of the last new process to the last call of init_process_group",
+    "process_group": "that call to the last return of it",
+    "model": "process group to the first read of a saved state, or the first forward pass",
+    "load": "first read of a saved state to the end of the last",
+    "resumed_step": "the load, or else the first forward pass, to the next committed step",
+    "unobserved": "recovery without the phases that were observed",
+}
+
 METRICS: Mapping[str, Metric] = {
     metric.name: metric
     for metric in (
@@ -361,6 +381,21 @@ METRICS: Mapping[str, Metric] = {
             is_count=True,
             exported="training_unplanned_losses",
         ),
+        _phase(
+            "hang_rule_fired_seconds",
+            "fault to when the user's own rule for a hang (job.hang_rule) would have fired",
+            is_membership=False,
+            why_missing="hang_rule_silent",
+        ),
+        Metric(
+            "hang_rule_false_alarms",
+            "number",
+            "how often that rule would have fired before the first fault",
+            why_missing="no_hang_rule",
+            only_grows=True,
+            better="lower",
+            is_count=True,
+        ),
         Metric(
             "fruitless_attempts",
             "number",
@@ -557,6 +592,7 @@ METRICS: Mapping[str, Metric] = {
         _phase(
             "first_step_seconds", "rebuilt process groups to the next committed step", "phases_seconds", "first_step"
         ),
+        *(_launch_phase(phase, text) for phase, text in _LAUNCH_TEXTS.items()),
         _phase("rejoin_seconds", "fault to the return of the lost ranks", "phases_seconds", "rejoin"),
         _phase("repair_wait_seconds", "fault to the start of the repair", "phases_seconds", "repair_wait", better=None),
         _phase(

@@ -12,6 +12,7 @@ from harness.analysis.attribution import UnplannedLoss
 from harness.analysis.command.attempt_list import ListedAttempt
 from harness.analysis.command.attempts import attempt_at
 from harness.analysis.command.fruitless import Fruitless
+from harness.analysis.command.hang_rule import HangRuleFigures, fired_seconds, read_hang_rule
 from harness.analysis.command.world import read_sizes
 from harness.analysis.contained import as_far_as_it_goes, attempt
 from harness.analysis.incident import MeasuredIncident
@@ -53,7 +54,13 @@ from harness.judging.summary import (
 )
 from harness.judging.undecided import why_undecided
 from harness.judging.verdict import Verdict, judge
-from mecefo_runtime.system.command_records import OrphansEnded
+from mecefo_runtime.system.command_records import (
+    HangRuleCleared,
+    HangRuleFired,
+    OrphansEnded,
+    ProcessGroupFormed,
+    TimeoutsConfigured,
+)
 from mecefo_runtime.system.events import BASELINE_JOB, Event
 from mecefo_runtime.system.job_records import (
     Detected,
@@ -264,6 +271,7 @@ def _run(state: RunState, times: Timeline | None) -> RunFigures:
     dilation = job_started.dilation_ratio if job_started else None
     if dilation is None and run_started:
         dilation = run_started.dilation_ratio
+    rule = None if times is None else _hang_rule(state, times)
     return RunFigures(
         name=experiment.get("name"),
         status=run_ended or "cut off",
@@ -276,7 +284,23 @@ def _run(state: RunState, times: Timeline | None) -> RunFigures:
         started_in=job_started.started_in if job_started else None,
         strategy=job.get("strategy"),
         dilation_ratio=dilation,
+        process_group_timeout_seconds=_process_group_timeout(state),
+        timeouts=dict(next((one.timeouts for one in state.of(TimeoutsConfigured)), {})),
+        hang_rule=None if rule is None else rule.pattern,
+        hang_rule_seconds=None if rule is None else rule.seconds,
+        hang_rule_false_alarms=None if rule is None else rule.false_alarms,
     )
+
+
+def _process_group_timeout(state: RunState) -> float | None:
+    """The one that all ranks had in the first attempt that formed a group; None: not observed, or not the same."""
+    told = {one.timeout_seconds for one in state.of(ProcessGroupFormed) if one.error is None}
+    return told.pop() if len(told) == 1 else None
+
+
+def _hang_rule(state: RunState, times: Timeline) -> HangRuleFigures | None:
+    told = (*state.of(HangRuleFired), *state.of(HangRuleCleared))
+    return read_hang_rule(_experiment(state)[1].get("hang_rule"), told, times.incidents)
 
 
 def _plan(state: RunState) -> PlanFigures:
@@ -631,6 +655,7 @@ def _incident_summary(
         progress_seconds=incident.progress_seconds,
         detection_seconds=incident.detection_seconds,
         notice_seconds=incident.notice_seconds,
+        hang_rule_fired_seconds=_hang_rule_fired(times).get(incident.incident),
         diagnosis=None if said is None else _named_cause(said),
         diagnosis_seconds=None if said is None else said.seconds,
         phases_seconds=incident.phases_seconds,
@@ -655,6 +680,10 @@ def _incident_summary(
 def _usable_after(incident: MeasuredIncident, times: Timeline) -> int | None:
     facts = times.saved_checkpoints
     return None if facts is None or incident.injected is None else facts.usable_after(incident.injected)
+
+
+def _hang_rule_fired(times: Timeline) -> Mapping[int, float]:
+    return {} if times.told is None else fired_seconds(times.told.records, times.incidents)
 
 
 def _since_start(restore: StateRestore, times: Timeline) -> StateRestore:

@@ -114,6 +114,7 @@ class IncidentSummary:
     progress_seconds: float | None = None
     detection_seconds: float | None = None
     notice_seconds: float | None = None
+    hang_rule_fired_seconds: float | None = None
     diagnosis: NamedCause | None = None
     diagnosis_seconds: float | None = None
     phases_seconds: Seconds = field(default_factory=dict)
@@ -212,6 +213,11 @@ class RunFigures(Figures):
     started_in: str | None
     strategy: str | None
     dilation_ratio: float | None
+    process_group_timeout_seconds: float | None = None
+    timeouts: Mapping[str, str] = field(default_factory=dict)
+    hang_rule: str | None = None
+    hang_rule_seconds: float | None = None
+    hang_rule_false_alarms: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

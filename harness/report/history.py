@@ -17,7 +17,7 @@ from harness.analysis.incident import RESTORED_RATIO, MeasuredIncident
 from harness.analysis.state import build
 from harness.analysis.steps import median_work_per_second
 from harness.analysis.timeline import Timeline
-from harness.report.wording import RECOVERY_PHASES
+from harness.report.wording import LAUNCH_PHASES, RECOVERY_PHASES
 from mecefo_runtime.system.events import Event
 
 _STANDSTILLS = ("detection", "regroup", "transfer", "repeated_work", "restart", "injection")
@@ -164,6 +164,10 @@ def _way(incident: MeasuredIncident, goes_on: bool, restarted: float | None) -> 
 def _parts(incident: MeasuredIncident, restarted: float | None) -> Iterable[tuple[str, str, float]]:
     """The recovery cut where something was reached; what was not, or not in order, is not cut off."""
     if incident.struck is None or incident.committed is None or incident.violations:
+        return
+    if "launch" in incident.launch_phases:
+        known = incident.launch_phases
+        yield from ((key, words, known[key]) for key, words in LAUNCH_PHASES.items() if key in known)
         return
     reached = (
         ("detection", None if incident.gives_notice else incident.detected),

@@ -134,6 +134,11 @@ def _steps(summary: Summary) -> Iterator[str]:
         yield f"{fruitless}."
     if world := attempt_words.world_words(summary):
         yield f"{world}."
+    if rule := wording.hang_rule_words(summary):
+        yield rule
+    for incident in summary.incidents:
+        if timeout := wording.timeout_words(summary, incident):
+            yield timeout
 
 
 def _faults(summary: Summary) -> Iterator[str]:

@@ -154,6 +154,8 @@ class _Report:
             self._paragraph(f"{fruitless}.")
         if world := attempt_words.world_words(summary):
             self._paragraph(f"{world}.")
+        if rule := wording.hang_rule_words(summary):
+            self._paragraph(rule)
         for loss in summary.unplanned_losses:
             self._paragraph(f"{unplanned_words(loss)}.")
         restored = (incident.state_restored for incident in summary.incidents)
@@ -207,6 +209,8 @@ class _Report:
             self._row(wording.recovery_label(incident), wording.recovery_text(incident) or "", style="bold")
         for words, seconds in wording.later_rows(incident):
             self._row(words, name_seconds(seconds))
+        if timeout := wording.timeout_words(self._summary, incident):
+            self._paragraph(timeout)
         if how := wording.how_it_recovered(incident):
             self._paragraph(how)
         if incident.preemption is not None:

@@ -41,6 +41,21 @@ RECOVERY_PHASES: Mapping[str, str] = {
     "first_step": "next step committed",
 }
 
+LAUNCH_PHASES: Mapping[str, str] = {
+    "reaction": "first reaction of the job",
+    "teardown": "old processes ended",
+    "failed_attempts": "attempts without a step",
+    "launch": "first new process started",
+    "start": "last new process started",
+    "imports": "imports, until init_process_group",
+    "process_group": "process group formed",
+    "model": "model built",
+    "load": "checkpoint loaded",
+    "resumed_step": "next step committed",
+    "unobserved": "in phases that were not observed",
+}
+"""Of a command whose launcher started its ranks again; see `harness.analysis.command.recovery`."""
+
 BADPUT: Mapping[str, str] = {
     "startup": "startup",
     "injection": "injection overhead",
@@ -241,10 +256,21 @@ def phase_rows(incident: IncidentSummary) -> Iterator[tuple[str, float]]:
     None, too, where the job detected it only after it had recovered: what came then is no part of that.
     """
     phases = incident.phases_seconds if incident.verified and not _noticed_late(incident) else {}
+    if is_by_launcher(incident):
+        phases = incident.phases_seconds if incident.verified else {}
+        for key, words in LAUNCH_PHASES.items():
+            if (seconds := phases.get(key)) is not None:
+                yield words, seconds
+        return
     phases = {**phases, "detection": incident.detection_seconds} if phases else {}
     for key, words in RECOVERY_PHASES.items():
         if (seconds := phases.get(key)) is not None:
             yield words, seconds
+
+
+def is_by_launcher(incident: IncidentSummary) -> bool:
+    """Whether the launcher of a command started its ranks again, and it was observed when it decided to."""
+    return incident.phases_seconds.get("launch") is not None
 
 
 def recovery_label(incident: IncidentSummary) -> str:
@@ -256,8 +282,11 @@ def recovery_label(incident: IncidentSummary) -> str:
 def later_rows(incident: IncidentSummary) -> Iterator[tuple[str, float]]:
     """(words, seconds) of what else was measured, beside the recovery and after it; none without a verified effect."""
     phases = incident.phases_seconds if incident.verified else {}
-    if phases and incident.detection_seconds is not None and _noticed_late(incident):
+    is_apart = _noticed_late(incident) or is_by_launcher(incident)
+    if phases and incident.detection_seconds is not None and is_apart:
         yield "failure detected, after the fault", incident.detection_seconds
+    if phases and incident.hang_rule_fired_seconds is not None:
+        yield "your hang rule fired, after the fault", incident.hang_rule_fired_seconds
     if phases and incident.notice_seconds is not None:
         yield "ranks departed, after the notice", incident.notice_seconds
     if (seconds := phases.get("verify")) is not None:
@@ -417,6 +446,30 @@ def _preemption_lines(one: Preemption) -> Iterator[str]:
         else:
             lost = "no step" if not one.steps_lost else count(one.steps_lost, "step")
             yield f"The command was started again and continued after step {one.resumed_after}: {lost} lost."
+
+
+def timeout_words(summary: Summary, incident: IncidentSummary) -> str:
+    """How soon a fault was noticed, and the process group's time-out; empty where one of the two is not known."""
+    noticed, limit = incident.detection_seconds, summary.process_group_timeout_seconds
+    if noticed is None:
+        noticed = incident.phases_seconds.get("reaction")
+    if noticed is None or limit is None or not incident.verified:
+        return ""
+    return f"Noticed after {name_seconds(noticed)}; the process group's time-out is {name_seconds(limit)}."
+
+
+def hang_rule_words(summary: Summary) -> str:
+    """What the user's own rule for a hang would have said; empty where there is none."""
+    if summary.hang_rule is None:
+        return ""
+    fired = [one for one in summary.incidents if one.hang_rule_fired_seconds is not None]
+    of = sum(one.verified for one in summary.incidents)
+    rule = f"Your hang rule, no line that matches {summary.hang_rule!r} for {name_seconds(summary.hang_rule_seconds)},"
+    alarms = summary.hang_rule_false_alarms
+    if alarms is None:
+        return f"{rule} is not judged: no line of the log matched the pattern."
+    false = f"{count(alarms, 'false alarm')} before the first fault" if alarms else "no false alarm before it"
+    return f"{rule} would have fired in {len(fired)} of {count(of, 'incident')}, with {false}."
 
 
 def state_words(restore: StateRestore) -> str:

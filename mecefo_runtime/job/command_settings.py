@@ -21,6 +21,14 @@ class CommandCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class HangRule:
+    """When a monitor of the user's own takes the job for hung: no line of its log matches in that time."""
+
+    pattern: str = setting(REQUIRED, "regular expression that a line matches while the job is at work")
+    seconds: float = setting(REQUIRED, "time without such a line after which the rule fires", unit="seconds")
+
+
+@dataclass(frozen=True, slots=True)
 class CommandSettings:
     """The settings of such a job, as `JobSettings` has those of the built-in one.
 
@@ -56,6 +64,15 @@ class CommandSettings:
             "--step-from",
             "REGEX",
             help="Find the step in the log, for jobs without a torch optimizer: 'step (?P<step>[0-9]+)'.",
+        ),
+    )
+    hang_rule: HangRule | None = setting(
+        None,
+        "your own rule for a hang, `10min:PATTERN`: would it have fired, and when; default: none",
+        option=Option(
+            "--hang-rule",
+            "TIME:REGEX",
+            help="Say when your own rule 'no line matches REGEX for TIME' would have fired: '10min:step [0-9]+'.",
         ),
     )
     folder: str | None = setting(None, "working directory of the command; default: the current one")

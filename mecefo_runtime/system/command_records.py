@@ -163,6 +163,31 @@ class ProcessGroupFormed(Record, kind="process_group_formed", emitted_by="rank")
     """The class and message of the exception that the call raised."""
 
 
+class HangRuleFired(Record, kind="hang_rule_fired", emitted_by="conductor"):
+    """A monitor with the rule `job.hang_rule` would have fired now; once in each silence of a command's log."""
+
+    pattern: str = ""
+    """The regular expression that no line of the log matched."""
+    rule_seconds: float = 0.0
+    """For how long none had to match."""
+    silent_since_monotonic: float | None = None
+    """When the last line that matched was read, or the command was started (CLOCK_MONOTONIC)."""
+
+
+class HangRuleCleared(Record, kind="hang_rule_cleared", emitted_by="conductor"):
+    """A line of a command's log matched the rule `job.hang_rule`, for the first time or again after it fired."""
+
+    pattern: str = ""
+    """The regular expression."""
+
+
+class TimeoutsConfigured(Record, kind="timeouts_configured", emitted_by="conductor"):
+    """Time-outs in the environment of a command's first rank, as it starts, and in its launcher's options."""
+
+    timeouts: Mapping[str, str] = {}
+    """By name of the variable (`TORCH_NCCL_...`) or key of `--rdzv-conf` (`rdzv.timeout`): the value, as written."""
+
+
 class SamplerSeen(Record, kind="sampler_seen", emitted_by="rank"):
     """Of a command: the sampler of the loader that this rank trains from, once it is known and when it has changed."""
 

@@ -36,19 +36,21 @@ from harness.backends.command.attempts import (
     deciding_end,
 )
 from harness.backends.command.failing import FailureFacts, failure_reason, is_pipe
+from harness.backends.command.hang_rule import HangRuleWatch
 from harness.backends.command.known_states import KnownStates
 from harness.backends.command.launcher_log import LOST_STORE, OLD_ADDRESSES, STORE_SETTING, LauncherLog, LogSteps
 from harness.backends.command.launches import Launch, restarts_of
 from harness.backends.command.other_users import OtherUser, other_user_of
 from harness.backends.command.rank_launchers import RankLaunchers, is_shell
 from harness.backends.command.requeue import Requeues
+from harness.backends.command.timeouts import timeouts_of
 from harness.backends.ending_job import EndingJob
 from harness.control.control_server import ControlServer
 from harness.node.exits import REAPED_SECONDS
 from harness.node.process_table import ProcessTable
 from harness.node.process_tree import first_of, with_roles
 from harness.node.processes_by_env import environment_of, processes_of_run, store_of
-from mecefo_runtime.system.command_records import NoStepSeen, OrphansEnded
+from mecefo_runtime.system.command_records import NoStepSeen, OrphansEnded, TimeoutsConfigured
 from mecefo_runtime.system.emitter import Emitter
 from mecefo_runtime.system.events import MAIN_JOB, Event
 from mecefo_runtime.system.job_records import (
@@ -110,6 +112,8 @@ class CommandRun(EndingJob, ABC):
         self._rank_launchers = RankLaunchers(self._is_own)
         self._known_states = KnownStates()
         self._log_steps: LogSteps | None = None
+        self._hang_rule: HangRuleWatch | None = None
+        self._are_timeouts_told = False
         self._exits: dict[ProcessId, asyncio.Task[None]] = {}
         self._waiting: asyncio.Task[None] | None = None
         self._launcher_logs = {node: LauncherLog(log) for node, log in logs.items()}
@@ -151,6 +155,8 @@ class CommandRun(EndingJob, ABC):
         self._control.start_of = self._start_of
         self._control.on_refused = self._on_refused
         self._follow_log()
+        if self._job.hang_rule is not None:
+            self._hang_rule = HangRuleWatch(self._job.hang_rule, time.monotonic())
         self._waiting = asyncio.create_task(self._wait_for_end())
 
     def _follow_log(self) -> None:
@@ -363,6 +369,7 @@ class CommandRun(EndingJob, ABC):
                     self._emitter.of_host(process.host).emit(begun, monotonic_seconds=began_seconds)
                 case RankStarted(owned, rank, attempt, began_seconds):
                     parent = self._table.parent(owned.process)
+                    self._tell_timeouts(owned.process)
                     started = ProcessStarted(
                         **_started(owned).given(),
                         started_rank=rank,
@@ -381,6 +388,14 @@ class CommandRun(EndingJob, ABC):
                     self._emitter.of_host(process.host).emit(ended)
                 case GroupRejoined(attempt, ranks):
                     self._emitter.emit(Rejoined(epoch=attempt, ranks=ranks))
+
+    def _tell_timeouts(self, process: ProcessId) -> None:
+        """Once: the time-outs that the first rank to start was given."""
+        if not self._are_timeouts_told:
+            self._are_timeouts_told = True
+            found = timeouts_of(self._job.command, self._table.environment(process))
+            if found:
+                self._emitter.emit(TimeoutsConfigured(timeouts=found))
 
     def _follow_exit(self, process: ProcessId) -> None:
         if process not in self._exits:
@@ -609,14 +624,19 @@ class CommandRun(EndingJob, ABC):
 
     def _tell_culprits(self) -> None:
         """Say whom the launcher blames; a process that has not reported as a rank is nobody whom a fault can affect."""
+        every: list[str] = []
         for node, log in self._launcher_logs.items():
             lines = log.new_lines()
+            every += lines
             if self._log_steps is not None:
                 for line in lines:
                     self._log_steps.feed(line)
             for pid in log.culprits(lines):
                 if (rank := self._attempts.blamed(node, pid)) is not None:
                     self._emitter.emit(CulpritNamed(ranks=(rank,), how="torchrun"))
+        if self._hang_rule is not None:
+            for record in self._hang_rule.read(every, time.monotonic()):
+                self._emitter.emit(record)
 
     # ---- stopping ----
 

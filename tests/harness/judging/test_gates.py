@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.analysis.command.recovery import LAUNCH_PHASES, UNOBSERVED
 from harness.judging.always_checked import GATES
 from harness.judging.gates import Gate, GateError, HaltCondition, aggregate, evaluate, evaluate_all
 from harness.judging.metrics import METRICS
@@ -271,6 +272,10 @@ def test_every_metric_is_in_a_real_summary():
     summary = summarize(run(steps=120, faults=(Fault(step=60),)))
     without_value = {
         "slowdown_ratio",
+        # Only a command whose launcher starts its ranks again has them.
+        *(f"recovery_{phase}_seconds" for phase in (*LAUNCH_PHASES, UNOBSERVED)),
+        "hang_rule_fired_seconds",
+        "hang_rule_false_alarms",
         "fruitless_attempts",
         "fruitless_seconds",
         "generations_overlap_seconds",
