@@ -22,10 +22,14 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 
 from chaos.refusals import refusal_text
 from mecefo_runtime.system.reason import SENTENCE, Reason
+
+if TYPE_CHECKING:
+    # Not in Python 3.10, which a rank of your own script may run.
+    from typing import Self
 
 # Longer ones are cut: an error names the value, it does not repeat the file.
 _MAX_SHOWN_CHARACTERS = 60

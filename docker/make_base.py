@@ -191,7 +191,7 @@ def find_packages(roots: Iterable[str]) -> dict[str, Distribution]:
             found = added[name] = distribution(name)
         except PackageNotFoundError:
             raise SystemExit(
-                f"{name} is not installed in {sys.prefix}: pip install . -c constraints.txt first"
+                f"{name} is not installed in {sys.prefix}: pip install '.[runtime]' -c constraints.txt first"
             ) from None
         waiting += [
             needed
@@ -239,8 +239,10 @@ def files_below(folder: Path, left_out: re.Pattern[str]) -> Iterator[Path]:
 
 def requirements() -> list[str]:
     """What the project needs to run, and to be built into the image."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    return [*project["project"]["dependencies"], *project["build-system"]["requires"], "pip"]
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = pyproject["project"]
+    runtime = project["optional-dependencies"]["runtime"]
+    return [*project["dependencies"], *runtime, *pyproject["build-system"]["requires"], "pip"]
 
 
 def main() -> None:

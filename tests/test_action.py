@@ -134,8 +134,9 @@ def test_the_step_ends_as_the_run_did(tmp_path, recorder, verdict, expected):
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, ["/where/the action is", "--extra-index-url", ACTION["inputs"]["extra-index-url"]["default"]]),
-        ({"version": "0.1.0", "extra-index-url": ""}, ["mecefo-chaos==0.1.0"]),
+        ({}, ["/where/the action is[runtime]", "--extra-index-url", ACTION["inputs"]["extra-index-url"]["default"]]),
+        ({"version": "0.1.0", "extra-index-url": ""}, ["mecefo-chaos[runtime]==0.1.0"]),
+        ({"version": "0.1.0", "extra-index-url": "", "command": "torchrun train.py"}, ["mecefo-chaos==0.1.0"]),
         (
             {
                 "version": "git+file:///x@abc",

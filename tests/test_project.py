@@ -345,7 +345,7 @@ DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 README = (ROOT / "README.md").read_text()
 TEST_COMMANDS = ("pip install -e '.[test]' -c constraints.txt", "pytest -n auto")
 REAL_RUNS = 'pytest -n auto --dist loadfile -m "not (unit or smoke or nightly)"'
-MAIN_COMMANDS = ("pip install . -c constraints.txt", "chaos run kill-node --at step=500")
+MAIN_COMMANDS = ("pip install '.[runtime]' -c constraints.txt", "chaos run kill-node --at step=500")
 
 
 def blocks(text: str, language: str) -> list[str]:

@@ -18,7 +18,7 @@ from harness.comparison.stored import machine_of, verdict_but_gates
 from harness.judging.stored import judge
 from harness.judging.summary import Summary
 from harness.live.working import Working
-from harness.run.execute import execute
+from harness.run.execute import execute, require_packages
 from harness.run.preparation import check
 from harness.store.files import write_whole
 from harness.store.runs import SET_FILE, new_set_folder
@@ -78,8 +78,11 @@ class Rounds:
         """Make the set's folder. Without `ratings` (a reference's), the first run's are those of all.
 
         Raises:
-            EnvironmentFailure: it cannot be made.
+            EnvironmentFailure: it cannot be made, or what every run needs is not installed.
         """
+        for one in contenders:
+            if one.experiment is not None:
+                require_packages(one.experiment)
         self._kind = kind
         self._contenders = list(contenders)
         self._num_rounds = num_rounds

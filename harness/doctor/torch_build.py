@@ -8,17 +8,19 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Self
 
-from harness.doctor.finding import EVERY_BACKEND, Check, Finding
+from chaos.host import runtime_extra
+from harness.doctor.finding import Check, Finding
 from mecefo_runtime.system.devices import has_driver
 
 # Ten times what it takes on a busy machine with cold disks.
 TIMEOUT_SECONDS = 120.0
 OLDEST_TORCH = (2, 11)
 
-TORCH = Check("torch", "the training job", EVERY_BACKEND)
+# No backend needs it: a script has its own, which ranks import from the environment of the script.
+TORCH = Check("torch", "the built-in job; your own script uses the torch of its environment")
 DEVICES = Check("GPUs", "used by ranks where there are any (device: cuda)")
 
-_INSTALL = "pip install . -c constraints.txt, in this project's folder and this environment"
+_INSTALL = runtime_extra.INSTALL
 _LOOK = """
 import json, torch, torch.distributed as dist
 found = {"version": torch.__version__, "cuda": torch.version.cuda, "distributed": dist.is_available()}

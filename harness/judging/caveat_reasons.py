@@ -149,7 +149,7 @@ def _unobserved(
     parts = []
     if silent:
         parts.append(
-            f"no agent ran in {_in_short(silent)} (another machine or container, another Python, its "
+            f"no agent ran in {_in_short(silent)} (another machine or container, a Python older than 3.10, its "
             "options -I, -E or -S, or a cleaned environment)"
         )
     if without_step:

@@ -15,6 +15,7 @@ from chaos.faults import registry
 from chaos.host.inherited import why
 from chaos.host.process_table import require_process_table
 from chaos.host.run_files import EXPERIMENT_FILE, SUMMARY_FILE
+from chaos.host.runtime_extra import require_runtime
 from chaos.undo.heal import refuse_if_unclean
 from chaos.undo.run_registry import writable_folder
 from harness.analysis.contained import attempt
@@ -62,6 +63,7 @@ def execute(
     """
     require_process_table()
     prepared = prepare(experiment)
+    require_packages(experiment)
     job, incidents = with_ratings(prepared.job, ratings), prepared.plan.incidents
     if ratings is None:
         job = with_ratings(job, kept_ratings(out, job, experiment.backend))
@@ -97,6 +99,16 @@ def execute(
     if exporter is not None:
         exporter.judge(summary)
     return summary, folder
+
+
+def require_packages(experiment: Experiment) -> None:
+    """Refuse a built-in job where its packages are not installed; containers have their own.
+
+    Raises:
+        EnvironmentFailure: some are not.
+    """
+    if not (experiment.job.traits.is_user_script or experiment.nodes_on.has_own_files):
+        require_runtime("the built-in job")
 
 
 def require_room(job: AnyConfig, needs: Needs, machine: Node) -> None:

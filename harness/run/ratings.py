@@ -12,7 +12,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,15 @@ def _where(backend: str) -> dict[str, Any]:
         )
         cpu = next(names, cpu).rpartition(":")[2].strip()
     cores = len(os.sched_getaffinity(0))
-    return {"machine": platform.node(), "cpu": cpu, "cores": cores, "torch": version("torch"), "backend": backend}
+    return {"machine": platform.node(), "cpu": cpu, "cores": cores, "torch": _torch_version(), "backend": backend}
+
+
+def _torch_version() -> str:
+    """Of this environment; "": it has none, and the ranks are where there is another."""
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return ""
 
 
 def with_ratings(job: AnyConfig, ratings: Mapping[str, Any] | None) -> AnyConfig:

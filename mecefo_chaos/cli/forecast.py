@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from chaos.errors import UsageError
+from chaos.host.runtime_extra import require_runtime
 from chaos.host.terminal import columns
 from mecefo_chaos.cli.shared.options import JSON_OPTION, FileToWrite
 from mecefo_chaos.cli.shared.output import print_as_is, print_json
@@ -63,6 +64,7 @@ def forecast(
         return 0
     if file is None:
         raise UsageError("which cluster? `chaos forecast --example` prints a file to start from")
+    require_runtime("chaos forecast", ("scipy",))
     question = load(file)
     with Working("forecast") as progress:
         found = study(

@@ -13,6 +13,7 @@ import click
 from chaos.errors import ChaosError, EnvironmentFailure, UsageError
 from chaos.host import streams
 from chaos.host.inherited import hear_of_children, is_limit, why_limit
+from chaos.host.runtime_extra import why_not_imported
 from mecefo_chaos.cli.calibrate import calibrate
 from mecefo_chaos.cli.compare import compare, prepare_reference, single_run_against
 from mecefo_chaos.cli.compare import repeat as repeat_run
@@ -315,6 +316,8 @@ def run_cli(arguments: list[str]) -> int:
 
 def _why_refused(error: Exception) -> str | None:
     """What the machine lacks, of an error that came up where nobody expects one; None: it is a mistake of ours."""
+    if (lack_of_package := why_not_imported(error)) is not None:
+        return lack_of_package
     if is_limit(error):
         return why_limit(error)
     if not isinstance(error, OSError):

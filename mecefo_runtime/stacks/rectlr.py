@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import coo_array, csr_array
-from scipy.sparse.csgraph import maximum_flow, min_weight_full_bipartite_matching
 
 from mecefo_runtime.stacks.placement import Placement
 
@@ -89,6 +87,10 @@ def _cover(present: Stacks, groups: Ints) -> Ints | None:
 def _is_enough(orders: Ints, groups: Ints, depth: int) -> bool:
     """Phase 1: whether every type can be computed by a group that holds it, each of them `depth` types."""
     num_types, num_held, num_groups = len(orders), orders.shape[1], len(groups)
+    # Here and below: `chaos forecast --example`, and all who only ask for the stacks, need no scipy.
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import maximum_flow
+
     # From the source to every type, from a type to the groups that hold it, from each of them to the sink.
     source, sink = num_types + num_groups, num_types + num_groups + 1
     types, nodes = np.arange(num_types), num_types + np.arange(num_groups)
@@ -102,6 +104,9 @@ def _is_enough(orders: Ints, groups: Ints, depth: int) -> bool:
 
 def _move_fewest(orders: Ints, groups: Ints, depth: int) -> Stacks:
     """Phase 2: the orders in which the first `depth` layers cover all types, with the fewest types brought forward."""
+    from scipy.sparse import coo_array, csr_array
+    from scipy.sparse.csgraph import min_weight_full_bipartite_matching
+
     num_types, num_held = orders.shape
     held = orders[groups]
     # A place of each group for each layer. A type that is among the first ones has a place already, where it costs

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING
-from typing import (
-    Any,
-    ClassVar,
-    NamedTuple,
-    Self,
-    TypeVar,
-    cast,
-    dataclass_transform,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast, get_type_hints
 
 from mecefo_runtime.system.events import Event
 from mecefo_runtime.system.json_values import ATOMS, Reader, reader, to_json
 
 T = TypeVar("T")
+if TYPE_CHECKING:
+    from typing import Self, dataclass_transform
+else:
+
+    def dataclass_transform(**_: object) -> Callable[[T], T]:
+        """Nothing: it is for type checkers, and not in Python 3.10, which a rank of a user's script may run."""
+        return lambda record: record
 
 
 class Declared(NamedTuple):

@@ -47,11 +47,12 @@ PLANNED = ("run", "replay")
 ONLY_READ = ("calibrate", "compare", "doctor", "forecast", "init", "paper", "serve", "shrink", "validate")
 # Run by .ci/run on a fresh machine, or by every contributor.
 SETTING_UP = (
-    "pip install . -c constraints.txt",
+    "pip install .[runtime] -c constraints.txt",
     "pip install mecefo-chaos",
     "pip install -e .[test] -c constraints.txt",
     "pytest -n auto",
     "pre-commit install",
+    "pipx install mecefo-chaos",
 )
 # Run by tests of their own.
 ELSEWHERE = {

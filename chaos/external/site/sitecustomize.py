@@ -199,6 +199,8 @@ def _import(name: str) -> Any:
     """A module of ours, from where this file is, in whatever environment the script has."""
     import importlib.util
 
+    if sys.version_info < (3, 10):  # noqa: UP036 - that of the script
+        raise RuntimeError(f"the agent needs Python 3.10 or newer, and this is {sys.version.split()[0]}")
     if not _has_our_agent() and (private := _private_names()).is_needed():
         return private.load(name)
     # Only for the moment: what the script imports is to be found where it would be without us. First, because another

@@ -12,6 +12,8 @@ import docker
 import pytest
 
 from chaos.errors import EnvironmentFailure
+from chaos.experiment.backends import backends
+from chaos.host.runtime_extra import INSTALL
 from harness.backends.docker import examination as engine
 from harness.backends.docker.image import PURPOSE_LABEL
 from harness.doctor import examine, fault_needs, machine, torch_build
@@ -196,7 +198,9 @@ def test_a_torch_that_will_do():
 
 def test_no_torch_is_told():
     (finding,) = judge(1, "Traceback...\nModuleNotFoundError: No module named 'torch'\n")
-    assert finding.outcome == "missing" and finding.stops("local")
+    # A script has its own; only the built-in job lacks it.
+    assert finding.outcome == "missing" and finding.remedy == INSTALL
+    assert not any(finding.stops(backend) for backend in backends())
 
 
 def test_a_broken_torch_is_told_with_what_it_said():
