@@ -210,9 +210,11 @@ class MeasuredIncident:
         regroup = self._seconds("regroup")
         transfer = None if regroup is None else min(self.transfer_seconds, max(0.0, regroup))
         after_repair = self._seconds("rejoin_after_repair")
-        launched: dict[str, float | None] = dict.fromkeys((*LAUNCH_PHASES, UNOBSERVED))
-        if not self.violations:
-            launched |= self.launch_phases
+        launched: dict[str, float | None] = {}
+        if self.launch_phases:
+            launched = dict.fromkeys((*LAUNCH_PHASES, UNOBSERVED))
+            if not self.violations:
+                launched |= self.launch_phases
         return {
             "verify": self._seconds("verify"),
             "detect": None if detect is None else max(0.0, detect),

@@ -358,7 +358,12 @@ class Timeline:
             violations.of_divergence(finished),
             *violations.of_generations(self.overlaps),
         ]
-        return violations.by_incident([one for one in found if one is not None], self.incidents)
+        every = dict(violations.by_incident([one for one in found if one is not None], self.incidents))
+        loads = () if self.saved_checkpoints is None else self.saved_checkpoints.loads
+        damaged = (one.damaged_by for one in loads if one.damaged_by is not None and one.step is not None)
+        for number, code in violations.of_loads(damaged, self.incidents):
+            every[number] = tuple(dict.fromkeys((*every.get(number, ()), code)))
+        return every
 
     @property
     def steps_are_counted(self) -> bool:

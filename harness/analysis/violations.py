@@ -1,8 +1,8 @@
 """Violations by a job that trains on after a fault, and the incident that answers for each.
 
 A job that commits steps after a fault has recovered only if it trains as it must up to the end of the run: with finite
-losses and parameters, replicas that agree, and no process of an earlier attempt alongside it. Otherwise
-training continued.
+losses and parameters, replicas that agree, no process of an earlier attempt alongside it, and from a state that no
+fault has damaged. Otherwise training continued.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ LOSS = "loss_not_finite"
 PARAMETERS = "parameters_not_finite"
 REPLICAS = "replicas_differ"
 GENERATIONS = "generations_overlap"
-CODES = (LOSS, PARAMETERS, REPLICAS, GENERATIONS)
+DAMAGED = "damaged_state_loaded"
+CODES = (LOSS, PARAMETERS, REPLICAS, GENERATIONS, DAMAGED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,18 @@ class Injection(Protocol):
     @property
     def is_of_launcher(self) -> bool:
         """Whether it took the launcher or the store of an external job away."""
+
+
+class Latent(Protocol):
+    """An incident whose damage another one may have made the job read."""
+
+    @property
+    def incident(self) -> int:
+        """Its number."""
+
+    @property
+    def read_by(self) -> int | None:
+        """The number of that other one."""
 
 
 def changes_values(fault: str) -> bool:
@@ -130,6 +143,15 @@ def of_divergence(finished: Iterable[RankFinished]) -> Violation | None:
 def of_generations(overlaps: Iterable[Overlap]) -> Iterator[Violation]:
     """Processes of an earlier attempt trained alongside a later one."""
     return (Violation(GENERATIONS, one.since_seconds) for one in overlaps if one.is_violation)
+
+
+def of_loads(damaged: Iterable[int], incidents: Iterable[Latent]) -> Iterator[tuple[int, str]]:
+    """Of each incident whose damage was loaded without an error, and of the one for which it was: the violation."""
+    read_by = {one.incident: one.read_by for one in incidents}
+    for number in damaged:
+        yield number, DAMAGED
+        if (reader := read_by.get(number)) is not None:
+            yield reader, DAMAGED
 
 
 def by_incident(violations: Iterable[Violation], incidents: Sequence[Injection]) -> dict[int, tuple[str, ...]]:

@@ -17,7 +17,6 @@ NOT_COMPARED: Mapping[str, str] = {
     "not_aligned": "neither its parameters nor the checkpoint that it loaded show after which step it continued",
     "nothing_compared": "no step was taken twice, and no saved state was seen being loaded",
     "undisturbed_differ": "they differed from the baseline before the fault already (no fixed seed)",
-    "not_replicated": "they are another rank's part",
     "no_common_steps": "no step after the fault was seen in both",
     "no_steps_seen": "no step was seen",
     "no_difference": "nothing that was compared differs",

@@ -519,6 +519,7 @@ _VIOLATIONS: Mapping[str, str] = {
     "parameters_not_finite": "its parameters stayed not finite",
     "replicas_differ": "its replicas stayed different",
     "generations_overlap": "two generations of it trained at once",
+    "damaged_state_loaded": "it loaded a damaged checkpoint without an error",
 }
 
 

@@ -135,6 +135,10 @@ def test_what_needs_every_rank_is_data():
         "diagnosis_seconds",
         "diverged_units",
         "false_accusations",
+        "first_differing_step",
+        "resume_differs",
+        "samples_missed",
+        "samples_repeated",
         "unplanned_losses",
     }
 
