@@ -22,6 +22,7 @@ _SECTIONS = (
     ("Health", "job.health", ""),
     ("Checkpoint", "job.checkpoint", ""),
     ("Snapshots", "job.snapshots", ""),
+    ("HangRuleText", "job.hang_rule, a command's", ""),
     ("CommandJob", "job, of a command", "The job, if it is somebody else's: with `runtime: command`."),
     ("Limits", "limits", ""),
     *((one.Settings.__name__, one.settings_key, "") for one in backends().values() if one.settings_key),

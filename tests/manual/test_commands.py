@@ -75,7 +75,7 @@ OTHERS = (
     "promtool",
     "prometheus",
     "git",
-    *("sbatch", "srun"),
+    *("sbatch", "scancel", "srun"),
 )
 
 
