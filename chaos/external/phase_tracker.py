@@ -47,6 +47,7 @@ from chaos.external.step_machine import (
     StepMachine,
 )
 from chaos.external.subject import ExternalSubject
+from chaos.external.thread_saves import ThreadSaves
 from chaos.external.torchft import Managers
 from chaos.in_process.agent import Agent
 from chaos.language.save_moment import ASYNC, BYTES, FILE, RENAME
@@ -108,6 +109,9 @@ class PhaseTracker:
         self._stall_reason = StallReason(self.give_up)
         self._saves = Saves(self._on_written, self._on_unsaved)
         self._saving_path: str | None = None
+        self._thread_saves = ThreadSaves(self._on_begun_beside, self._on_written, self._on_unsaved)
+        # Step and path of what another thread saves, until it has been looked at.
+        self._saved_beside: tuple[int, str] | None = None
         self.hooks = TorchHooks(self)
         self._leave_managers: Callable[[], None] = lambda: None
         # The thread that trains, once that is known.
@@ -289,8 +293,13 @@ class PhaseTracker:
     @_guarded
     def on_save(self, path: str | None) -> bool:
         """See `Observer`: after a step that is over and before the next one, as far as that is seen; once for each."""
-        if self._rank is None or self._thread != threading.get_ident():
+        if self._rank is None:
             return False
+        if self._thread != threading.get_ident():
+            # What distributed saves write on threads of their own is part of them.
+            is_part = self._saves.is_within or self._saves.are_in_flight
+            is_between = self._machine.newest_step == self._machine.last_step
+            return not is_part and self._thread_saves.begin(path, self._machine.last_step, is_between_steps=is_between)
         self._saves.begin(self._machine.last_step)
         self._saving_path = path
         try:
@@ -305,6 +314,8 @@ class PhaseTracker:
     @_guarded
     def on_saved(self, began_seconds: float, result: object, path: str | None) -> None:
         """See `Observer`."""
+        if self._thread_saves.ended():
+            return
         if self._rank is not None:
             self._rank.resumption.saved(time.monotonic() - began_seconds)
         self._saves.called(began_seconds, result, path)
@@ -329,7 +340,8 @@ class PhaseTracker:
     @_guarded
     def on_save_failed(self, error: BaseException, path: str | None) -> None:
         """See `Observer`."""
-        self._saves.failed(error, path)
+        if not self._thread_saves.ended(error):
+            self._saves.failed(error, path)
 
     @_guarded
     def on_departure(self) -> None:
@@ -374,6 +386,13 @@ class PhaseTracker:
         if self._rank is not None and step > 0:
             self._rank.report_checkpoint(step, blocking_seconds, writing_seconds, saved)
 
+    def _on_begun_beside(self, step: int, path: str, is_between_steps: bool) -> None:
+        """Another thread of the script begins to save."""
+        if self._rank is not None:
+            self._rank.report_thread_save(step, path)
+        # What it saves is looked at by the thread that trains, before that changes it.
+        self._saved_beside = (step, path) if is_between_steps else None
+
     def _on_unsaved(self, step: int, failure: SaveFailure) -> None:
         if self._rank is not None and step > 0:
             self._rank.report_unsaved(step, failure)
@@ -406,6 +425,9 @@ class PhaseTracker:
             return
         elif type(action) is BeginStep:
             self._saves.next_step()
+            if self._saved_beside is not None:
+                saved, self._saved_beside = self._saved_beside, None
+                rank.report_save(*saved, is_asynchronous=True)
             rank.begin_step()
         elif type(action) is CommitStep:
             self._commit(rank, action)

@@ -119,10 +119,15 @@ class Rank:
 
     # ---- checkpoints ----
 
-    def report_save(self, step: int, path: str | None = None) -> None:
+    def report_save(self, step: int, path: str | None = None, *, is_asynchronous: bool = False) -> None:
         """Report what is about to be saved after `step`: before it is, as the rank may die in that."""
         own = None if path is None else str(Path(path).absolute())
-        self._report.emit(CheckpointBegun(**self.resumption.state_to_save(), path=own), step=step)
+        state = self.resumption.state_to_save()
+        self._report.emit(CheckpointBegun(**state, path=own, is_asynchronous=is_asynchronous), step=step)
+
+    def report_thread_save(self, step: int, path: str) -> None:
+        """Report that another thread of the script is about to save: what, is not looked at there."""
+        self._report.emit(CheckpointBegun(path=str(Path(path).absolute()), is_asynchronous=True), step=step)
 
     def report_checkpoint(
         self, step: int, blocking_seconds: float, writing_seconds: float, saved: list[list[Any]]

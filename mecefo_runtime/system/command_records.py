@@ -72,7 +72,8 @@ class CheckpointBegun(Record, kind="checkpoint_begun", emitted_by="rank"):
     path: str | None = omitted_if(None)
     """The file or folder that is saved first, where it is known."""
     is_asynchronous: bool = omitted_if(False)
-    """Whether another thread than the one that trains saves it, or the call returns before it is written."""
+    """Whether another thread than the one that trains saves it. Such a save has a second event, with the digests, when
+    the next step begins; none where that step had begun already."""
 
 
 class CheckpointChecked(Record, kind="checkpoint_checked", emitted_by="conductor"):

@@ -106,9 +106,10 @@ def test_a_checkpoint_is_one_however_it_is_saved(tmp_path, when):
     assert said == {(0, step, "checkpoint"): ["step", str(step)] for step in range(1, 6)}
     assert job.lines[0] == ("step 1 safetensors" if when == "early" else "step 1")
     written = job.of("checkpoint_written")
-    assert [event.step for event in written] == [1, 2, 3, 4, 5]
-    assert all(event.fields["blocking_seconds"] > 0 for event in written)
-    assert [event.fields["writing_seconds"] > 0 for event in written] == [False] * 4 + [True]
+    assert [event.step for event in written] == [1, 2, 3, 4, 5, 6]
+    # The last two beside the training: by an asynchronous call, and on a thread of the script.
+    assert [event.fields["blocking_seconds"] > 0 for event in written] == [True] * 5 + [False]
+    assert [event.fields["writing_seconds"] > 0 for event in written] == [False] * 4 + [True] * 2
     # A fork is another process. What a call reads within another call is part of that.
     assert [(Path(one["path"]).name, one["by"], "error" in one) for one in map(fields_of, job.of("state_loaded"))] == [
         ("model.pt", "torch", False),
@@ -117,13 +118,16 @@ def test_a_checkpoint_is_one_however_it_is_saved(tmp_path, when):
         ("whole", "distributed_checkpoint", False),
         ("missing.pt", "torch", True),
     ]
-    saved = {(Path(path).name, inode) for event in written for path, _, inode in event.fields["saved"]}
+    saved = {(Path(path).name, inode) for event in written for path, _, inode, *_ in event.fields["saved"]}
     read = {
         (Path(one["path"]).name, one["inode"]) for one in map(fields_of, job.of("state_loaded")) if "error" not in one
     }
     assert read <= saved
     begun = [Path(event.fields["path"]).name for event in job.of("checkpoint_begun")]
-    assert begun == ["model.pt", "model.safetensors", "model.safetensors", "whole", "beside"]
+    assert begun == ["model.pt", "model.safetensors", "model.safetensors", "whole", "beside", "thread.pt", "thread.pt"]
+    early, late = job.of("checkpoint_begun")[-2:]
+    assert (early.step, late.step) == (6, 6)
+    assert "parameters" not in early.fields and late.fields["parameters"]
 
 
 @pytest.mark.nightly

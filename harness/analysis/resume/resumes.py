@@ -231,7 +231,7 @@ def _compare_states(main: Observed, earlier: Sequence[int], attempt: int, after:
     for number in earlier:
         for (of_attempt, rank), saves in main.saves.items():
             if of_attempt == number:
-                newest = [one for one in saves if one.step == after]
+                newest = [one for one in saves if one.step == after and one.parameters]
                 if newest:
                     saved[rank] = newest[-1]
     for rank in main.ranks(attempt):

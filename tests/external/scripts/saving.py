@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 
 import torch
 from torch import nn
@@ -26,7 +27,7 @@ def main():
     global save_file, save_model, save, async_save
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for step in range(1, 7):
+    for step in range(1, 8):
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
         say("step", step, *({"safetensors"} & sys.modules.keys()))
@@ -45,6 +46,10 @@ def main():
                 save(model.state_dict(), checkpoint_id="whole", no_dist=True)
             case 5:
                 async_save(model.state_dict(), checkpoint_id="beside", no_dist=True).result()
+            case 6:
+                saver = threading.Thread(target=torch.save, args=(model.state_dict(), "thread.pt"))
+                saver.start()
+                saver.join()
     read(model)
 
 
