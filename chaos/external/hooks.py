@@ -50,6 +50,10 @@ class Observer(Protocol):
         """
         ...
 
+    def may_be_trained(self, module: object) -> bool:
+        """Whether a call of it, to be differentiated, may be of a step."""
+        ...
+
     def on_backward(self, tensors: object, gradients: object) -> None:
         """A backward pass is about to begin."""
         ...
@@ -230,6 +234,8 @@ class TorchHooks:
         """A module is about to compute, and its forward is awaited."""
         # Evaluation and parts that are not trained belong to no step; what is being compiled keeps nothing of us.
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        if not self._observer.may_be_trained(module):
             return
         self.tell_compiled_step()
         self._await_no_forward()

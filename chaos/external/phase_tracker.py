@@ -102,8 +102,12 @@ class PhaseTracker:
         self._figures = Figures()
         self._watch = StepWatch(self._emit_later)
         self._scalers = Scalers()
-        # The model was called in the step under way.
-        self._has_forward = False
+        # The model was called in the step under way; and of that no gradients were computed yet.
+        self._has_forward = self._is_unused = False
+        # What was fetched from last, and what had been when the model was called.
+        self._source = self._called_after = 0
+        # Gradients were computed of modules in evaluation mode alone.
+        self._trains_in_evaluation_mode = False
         self._managers = Managers(self._on_rejected)
         self._optimizers = Optimizers(self._managers, self._on_forgotten)
         self._stall_reason = StallReason(self.give_up)
@@ -148,7 +152,12 @@ class PhaseTracker:
         is_trained_from = trained_from is None or trained_from == id(source)
         self._stall_reason.fetched(is_trained_from=is_trained_from)
         # Another thread of the script may fetch ahead.
-        if is_trained_from and threading.get_ident() == (self._thread or threading.main_thread().ident):
+        if threading.get_ident() != (self._thread or threading.main_thread().ident):
+            return
+        self._source = id(source)
+        if self._is_unused:
+            self._look_at_next_pass()
+        if is_trained_from:
             if self._rank is None:
                 self._enter(DATA)
             self._feed(self._machine.on_data)
@@ -169,11 +178,27 @@ class PhaseTracker:
         """See `Observer`."""
         self._watch.batches.restart(iterator)
 
+    def _look_at_next_pass(self) -> None:
+        """Another batch is fetched before a backward pass: losses are summed up, or a part of them is of no step."""
+        if self._source != self._called_after:
+            self._watch.passes_were_of_no_step()
+        self.hooks.await_forward()
+
+    @_guarded
+    def may_be_trained(self, module: object) -> bool:
+        """See `Observer`: no metric, and nothing in evaluation mode, unless the script trains that."""
+        if not isinstance(module, torch.nn.Module):
+            return True
+        if not module.training and not self._trains_in_evaluation_mode:
+            return False
+        return next(module.parameters(), None) is not None
+
     @_guarded
     def on_forward(self, module: object, arguments: tuple[object, ...], keywords: Mapping[str, object] | None) -> None:
         """See `Observer`."""
         if self._thread is None:
             self._thread = threading.get_ident()
+        self._is_unused, self._called_after = True, self._source
         if self._has_forward:
             # A further pass of a step with several; of another module, such as a metric, it is none.
             if type(module) is type(self._called()):
@@ -196,6 +221,8 @@ class PhaseTracker:
         """See `Observer`."""
         if self._thread is None:
             self._thread = threading.get_ident()
+        self._trains_in_evaluation_mode |= not self._has_forward
+        self._is_unused = False
         self._optimizers.passed()
         self._figures.backward(tensors, gradients)
         self._watch.backward()
@@ -226,7 +253,8 @@ class PhaseTracker:
         with self._lock:
             self._machine.on_left_out()
         self._figures.left_out()
-        self._discard()
+        # Its samples are used up: they are of the step that is made at last.
+        self._has_forward = self._is_unused = False
 
     @_guarded
     def on_stepping(self, optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -481,7 +509,7 @@ class PhaseTracker:
     def _commit(self, rank: Rank, committed: CommitStep) -> None:
         loss = self._figures.loss_on_device()
         seen = self._figures.take(committed.step)
-        self._has_forward = False
+        self._has_forward = self._is_unused = False
         self._watch.committed(committed.step, self._optimizers.made(), seen.get("loss") if loss is None else loss)
         if committed.is_first:
             machine = self._machine
@@ -492,7 +520,7 @@ class PhaseTracker:
 
     def _discard(self) -> None:
         """What was computed is of no step."""
-        self._has_forward = False
+        self._has_forward = self._is_unused = False
         self._watch.discarded()
 
     def _emit_later(self, make: Callable[[], Record], step: int, now_seconds: float) -> None:

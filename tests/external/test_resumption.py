@@ -175,6 +175,7 @@ def test_digests_are_bounded_by_the_time_that_the_training_and_its_saves_take(mo
     """Each takes 0.4 s here: two in advance, then one in 40 s, or for each 1.6 s of saving."""
     now = [100.0]
     monkeypatch.setattr(resumption.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(resumption.time, "thread_time", lambda: now[0])
 
     def slow(parameters):
         now[0] += 0.4

@@ -50,6 +50,8 @@ class _Step:
 
     passes: list[_Pass] = field(default_factory=list)
     num_backwards: int = 0
+    # Passes before the newest backward pass.
+    num_used: int = 0
     random: dict[str, str] = field(default_factory=dict)
     draws: tuple[str, ...] | None = None
     # By id of the optimizer: learning rates, and the other settings.
@@ -102,6 +104,11 @@ class StepWatch:
     def backward(self) -> None:
         """A backward pass begins."""
         self._step.num_backwards += 1
+        self._step.num_used = len(self._step.passes)
+
+    def passes_were_of_no_step(self) -> None:
+        """Those since the last backward pass: they are not differentiated."""
+        del self._step.passes[self._step.num_used :]
 
     def updating(self, *, is_late: bool = False) -> None:
         """The gradients are complete, and an optimizer is about to use them; `is_late`: it has done so before this."""
