@@ -37,9 +37,9 @@ NOT_COMPARED: Mapping[str, str] = {
 _GENERATORS = {"python": "Python's", "numpy": "NumPy's", "torch": "torch's", "device": "the device's"}
 
 
-def difference_words(one: Difference, samples: ResumeFigures | None = None) -> str:
-    """A difference without a full stop; `samples` are those of the run, for one of batches."""
-    return _with_samples(one, "" if samples is None else sample_words(samples))
+def difference_words(one: Difference, against: str, samples: ResumeFigures | None = None) -> str:
+    """A difference from what it was compared with, without a full stop; `samples` are those of the run."""
+    return _with_samples(one, "" if samples is None else sample_words(samples), against)
 
 
 def sample_words(figures: ResumeFigures) -> str:
@@ -57,7 +57,7 @@ def _sample_words(repeated: int, size: int | None = None, missed: int | None = N
 
 def _batches(one: Difference) -> str:
     again = "" if one.same_as_step is None else f" (those of step {one.same_as_step} again)"
-    return f"from step {one.step} on other samples than before the restart{again}"
+    return f"from step {one.step} on other samples than {{than}}{again}"
 
 
 def _batch_size(one: Difference) -> str:
@@ -125,13 +125,15 @@ def training_differs_words(
     """The reason that a restart has made another training of it."""
     used = "" if samples is None else _sample_words(**samples)
     found = [Difference(**{**one, "ranks": tuple(one["ranks"])}) for one in differences]
-    words = [_with_samples(one, used) for one in found]
+    words = [_with_samples(one, used, against) for one in found]
     since = "than the fault-free baseline" if against == "baseline" else f"since the restart (attempt {attempt})"
     return f"it is another training {since}: {'; '.join(words)}"
 
 
-def _with_samples(one: Difference, used: str) -> str:
+def _with_samples(one: Difference, used: str, against: str) -> str:
     words: str = _WORDS[one.kind](one)
+    if one.kind == "batches":
+        words = words.format(than="before the restart" if against == "before" else "in the baseline")
     return f"{words}: {used}" if one.kind == "batches" and used else words
 
 
@@ -165,10 +167,13 @@ def samples_line(figures: ResumeFigures) -> str:
 def resume_lines(one: Resume, samples: ResumeFigures) -> list[str]:
     """What was found in one comparison, a sentence each: what makes another training first, then what is only shown."""
     own = samples if one.against == "before" else None
-    found = [f"{_capital(difference_words(difference, own))}{_whose(difference, one)}." for difference in one.judged]
+    found = [
+        f"{_capital(difference_words(difference, one.against, own))}{_whose(difference, one)}."
+        for difference in one.judged
+    ]
     if equal := compared_words(one):
         found.append(f"Equal: {equal}.")
-    shown = [difference_words(difference) for difference in one.differences if not difference.is_judged]
+    shown = [difference_words(difference, one.against) for difference in one.differences if not difference.is_judged]
     if shown:
         found.append(f"Not judged: {'; '.join(shown)}.")
     found += [f"Not compared: {NOT_COMPARED.get(reason.code, reason.code)}." for reason in one.unobserved]

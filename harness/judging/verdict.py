@@ -130,9 +130,13 @@ def judge(
 
 def _other_trainings(verdict: Outcome, summary: Summary) -> Iterable[Against]:
     """What must not be read past, whatever the verdict: a gate decides whether the run fails because of it."""
+    named: set[str] = set()
     for one in summary.resumes:
-        if one.judged:
+        kinds = {difference.kind for difference in one.judged}
+        # Against the baseline the same differences show again.
+        if kinds and not (one.against == "baseline" and kinds <= named):
             yield verdict, training_differs(summary, one)
+        named |= kinds
 
 
 def _unless(doubts: Sequence[Reason], reasons: Iterable[Against]) -> Iterable[Against]:

@@ -26,6 +26,8 @@ Kind = Literal[
     "scaler",
 ]
 OF_STATE: tuple[Kind, ...] = ("parameters", "buffers", "optimizer", "optimizer_steps", "scaler")
+FOLLOWS: tuple[Kind, ...] = ("loss", "parameters")
+"""What differs after a step because something else did."""
 _BYTES = 8
 # A schedule that is computed again may differ in the last bits.
 _RATE_TOLERANCE = 1e-9
@@ -87,7 +89,7 @@ class Compared:
                     number,
                 )
             )
-        return tuple(sorted(firsts, key=lambda one: (not one.is_judged, one.step, one.kind)))
+        return tuple(sorted(firsts, key=lambda one: (not one.is_judged, one.kind in FOLLOWS, one.step, one.kind)))
 
 
 @dataclass(slots=True)

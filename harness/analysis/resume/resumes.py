@@ -18,6 +18,7 @@ from math import inf, isfinite
 
 from harness.analysis.contained import charge
 from harness.analysis.resume.differences import (
+    FOLLOWS,
     Compared,
     Difference,
     History,
@@ -316,7 +317,7 @@ def _against_baseline(
             compare_steps(rank, theirs[step], seen, settings, history, into)
             _compare_results(baseline, (twin, rank), main, (attempt, rank), step, pair, into)
     # A script without a fixed seed differs from itself: that is no effect of the fault.
-    agreed = undisturbed.kinds - {kind for kind, _ in undisturbed.found}
+    agreed = undisturbed.kinds - {kind for kind, judged in undisturbed.found if judged or kind in FOLLOWS}
     kinds = compared.kinds & agreed
     unlike = sorted(kind for kind, _ in compared.found if kind not in agreed)
     if unlike:
