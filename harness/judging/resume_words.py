@@ -143,10 +143,10 @@ def resume_title(one: Resume) -> str:
         return f"Against the fault-free baseline: {count(one.steps, 'step')} after the fault compared"
     if one.aligned_by is None:
         return f"Attempt {one.attempt}: nothing compared, because {because(one)}"
-    how = "as its parameters show" if one.aligned_by == "parameters" else "by the step's number"
-    if one.aligned_by == "checkpoint":
-        how = "by the checkpoint that it loaded"
+    how = "as its parameters show" if one.aligned_by == "parameters" else "by the checkpoint that it loaded"
     repeated = f"{count(one.steps, 'step')} taken twice and compared" if one.steps else "no step was taken twice"
+    if one.aligned_by == "step":
+        return f"The built-in job returned to its state after step {one.resumed_after}: {repeated}"
     return f"Attempt {one.attempt} continued after step {one.resumed_after}, {how}: {repeated}"
 
 
@@ -173,6 +173,9 @@ def resume_lines(one: Resume, samples: ResumeFigures) -> list[str]:
     ]
     if equal := compared_words(one):
         found.append(f"Equal: {equal}.")
+    hidden = [_NAMES[kind] for kind in _OF_STEPS if kind not in one.kinds] if one.steps and own is not None else []
+    if hidden and one.aligned_by != "step":
+        found.append(f"Not observed: {', '.join(hidden)}.")
     shown = [difference_words(difference, one.against) for difference in one.differences if not difference.is_judged]
     if shown:
         found.append(f"Not judged: {'; '.join(shown)}.")
@@ -198,6 +201,10 @@ _NAMES: Mapping[str, str] = {
     "scaler": "GradScaler",
     "loss": "losses",
 }
+
+
+_OF_STEPS = ("batches", "rates", "random")
+"""What a step of every script has, where it can be seen."""
 
 
 def _whose(difference: Difference, one: Resume) -> str:
