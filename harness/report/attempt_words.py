@@ -32,19 +32,21 @@ def attempt_rows(summary: Summary) -> list[AttemptRow]:
     attempts = summary.attempt_list
     if len(attempts) < 2:
         return []
-    if len(attempts) <= SHOWN:
-        return [_row(one) for one in attempts]
+    steps = {one.attempt: one.step for one in summary.attempt_loads}
+    rows = [_row(one, steps.get(one.number)) for one in attempts]
+    if len(rows) <= SHOWN:
+        return rows
     dots = AttemptRow(*["..."] * len(AttemptRow._fields))
-    return [*map(_row, attempts[: SHOWN // 2]), dots, *map(_row, attempts[-(SHOWN // 2) :])]
+    return [*rows[: SHOWN // 2], dots, *rows[-(SHOWN // 2) :]]
 
 
-def _row(one: ListedAttempt) -> AttemptRow:
+def _row(one: ListedAttempt, loaded_step: int | None) -> AttemptRow:
     return AttemptRow(
         number=str(one.number),
         ranks="-" if one.world_size is None else str(one.world_size),
         steps=_steps(one),
         new_steps=str(one.new_steps),
-        loaded=_loaded(one),
+        loaded=_loaded(one) if loaded_step is None else f"the checkpoint of step {loaded_step}",
         seconds=name_seconds(one.seconds),
         end=end_words(one),
     )
