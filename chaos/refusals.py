@@ -238,6 +238,8 @@ NOT_UNDONE = Table(
         "not_a_regular_file": "{path} is no regular file: left alone",
         "not_our_fifo": "{path} is no FIFO of ours: left alone",
         "not_our_ballast": "{path} is not called as what fills a disk: left alone",
+        "not_our_shm_file": "{name!r} is no name of a file of ours in /dev/shm: left alone",
+        "shm_file_left": "/dev/shm of pid {pid} cannot be looked into, and {name} may be there: {error}",
         "not_our_disk": "{name!r} is no name of a disk of ours: left alone",
         "other_disk_mounted": "what is mounted on {path} is no disk called {name}: left alone",
         "not_moved_there": "{path} is no place to which {folder} was moved aside: left alone",
@@ -397,6 +399,23 @@ REFUSALS = Table(
         "disk_not_full": "a write of 1 byte to {folder} {outcome}: its disk is not full",
         "no_save_failed": "the disk is full, but within {seconds:g} s no checkpoint failed and was followed by a step",
         "undone_before_seen": "{path} is gone: the fault was undone before its effect was seen",
+        "shm_is_shared": (
+            "/dev/shm of rank {ranks} is the one of this machine, and all processes share its {free_mib} MiB: say how "
+            "much may be taken with -p size=1GiB, or in a file size: 1GiB; a container has one of its own"
+        ),
+        "shm_no_room": (
+            "/dev/shm of rank {ranks} has {free_mib} MiB free, and {leave_mib} are to stay free: nothing can be taken"
+        ),
+        "shm_no_tmpfs": "/dev/shm of rank {rank} is not in memory: filling it would fill a disk",
+        "shm_unreachable": "/dev/shm of rank {rank} cannot be reached: {error}",
+        "shm_too_little_memory": (
+            "there are {free_mib} MiB of memory left, and {needed_mib} are needed to fill /dev/shm without danger to "
+            "others: choose a smaller size"
+        ),
+        "shm_not_filled": "/dev/shm cannot be filled: {error}",
+        "shm_not_full": "/dev/shm is not full: {outcome}",
+        "lookup_not_seen": "rank {rank} reported {told} instead of a lookup",
+        "lookup_not_late": "the lookup of {name} in rank {rank} took {seconds:.3f} s, not {asked_seconds:g} s",
         "no_complete_snapshot": "node {node} keeps no complete snapshot yet: choose a later step",
         "unit_not_kept": "node {node} keeps nothing of {unit}: its ranks do not hold it",
         "memory_gone": "{what} is not there any more",

@@ -26,7 +26,7 @@ class Example:
         return f"chaos run {self.arguments}"
 
 
-def _of_loader(fault: str) -> Example:
+def _of_loader(fault: str, start: str = "python loader.py") -> Example:
     """A script whose DataLoader has workers of its own."""
     text = """\
         import torch
@@ -48,7 +48,31 @@ def _of_loader(fault: str) -> Example:
             model(batch).square().mean().backward()
             optimizer.step()
         """
-    return Example(f"{fault} -- python loader.py", dedent(text), "loader.py")
+    return Example(f"{fault} -- {start}", dedent(text), "loader.py")
+
+
+def _of_upload(fault: str) -> Example:
+    """A script that reports to a server by name, and trains on without it."""
+    text = """\
+        import socket
+        import time
+
+        import torch
+
+        model = torch.nn.Linear(200, 1)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for step in range(150):
+            optimizer.zero_grad()
+            model(torch.randn(16, 200)).square().mean().backward()
+            optimizer.step()
+            time.sleep(0.05)
+            if step % 5 == 0:
+                try:
+                    socket.getaddrinfo("localhost", 80)
+                except OSError as error:
+                    print(f"step {step}: not reported: {error}")
+        """
+    return Example(f"{fault} -- python upload.py", dedent(text), "upload.py")
 
 
 def _of_saver(fault: str) -> Example:
@@ -119,6 +143,10 @@ EXAMPLES: Mapping[str, Example] = {
     "ecc-telemetry": Example(f"ecc-telemetry --on rank=3 --at step=20 -p xid=94 {_SMALL}"),
     "exit": Example(f"exit --on rank=1 --at step=20 --repair 20steps -p code=9 {_SMALL}"),
     "fill-disk": Example(f"fill-disk --at step=12 --for 20steps --checkpoint-every 8 {_SMALL}"),
+    "fill-shm": _of_loader(
+        "fill-shm --at step=60",
+        "unshare --map-root-user --mount sh -c 'mount -t tmpfs -o size=64m tmpfs /dev/shm; exec python loader.py'",
+    ),
     "flap-link": Example(f"flap-link --on link=0-3 --at step=40 --for 8s -p down=1s -p up=2s {_LONG}"),
     "flip-checkpoint-bit": _damaged("kind: flip-checkpoint-bit, at: {step: 20}"),
     "flip-snapshot-bit": _flipped_snapshot(),
@@ -157,4 +185,5 @@ EXAMPLES: Mapping[str, Example] = {
     "slow-rank": Example(f"slow-rank --on rank=2 --at step=20 --for 20steps -p factor=3 {_SMALL}"),
     "stale-gradient": Example(f"stale-gradient --on rank=0 --at step=20 {_SMALL}"),
     "truncate-checkpoint": _damaged("kind: truncate-checkpoint, at: {step: 20}, keep_ratio: 0.25, unit: head"),
+    "unresolved-name": _of_upload("unresolved-name --at step=60 --for 5s -p name=localhost -p delay=500ms"),
 }

@@ -24,6 +24,7 @@ _NEEDS = {
     "own-runtime": "a job of our runtime",
     "checkpoints": "a job that writes checkpoints (`--checkpoint-every`)",
     "checkpoint-phase": "a job that writes checkpoints (`--checkpoint-every`), or a command that saves its own",
+    "lookups": "a command whose Python code looks names up",
     "root": "root",
     "snapshots": "a job that keeps snapshots (`--snapshot-every`)",
 }
@@ -32,7 +33,8 @@ _FAMILIES = {
     "Stragglers": ("slow", "straggler"),
     "Tensors": ("tensor",),
     "GPUs": ("cuda", "telemetry"),
-    "Checkpoints, snapshots and disks": ("checkpoint", "snapshot", "disk"),
+    "Checkpoints, snapshots and disks": ("checkpoint", "snapshot", "disk", "shm"),
+    "Names": ("name",),
     "Links": ("link", "flap", "isolate", "partition"),
 }
 _SVG = "{http://www.w3.org/2000/svg}"

@@ -21,6 +21,7 @@ NEEDS: Mapping[str, str] = {
     "cuda": "a job whose ranks run on CUDA devices",
     "data-workers": "a command of your own, whose DataLoader has worker processes (num_workers above 0)",
     "links": "ranks with networks of their own",
+    "lookups": "a command of your own, whose Python code looks names up",
     "own-runtime": f"the built-in job, into whose steps it reaches: leave {setting('job.command')} out",
     "snapshots": f"a job that keeps snapshots: give it {_KEEPS_SNAPSHOTS}",
     "root": "root's rights on this machine",
@@ -39,6 +40,8 @@ def capabilities_of(experiment: Experiment) -> frozenset[str]:
         "checkpoints": has_checkpoints,
         # Whether it has any shows when it loads.
         "data-workers": job.traits.is_user_script,
+        # The built-in job knows addresses alone.
+        "lookups": job.traits.is_user_script,
         "snapshots": job.snapshots is not None,
         "checkpoint-phase": has_checkpoints,
     }

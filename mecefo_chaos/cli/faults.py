@@ -34,6 +34,7 @@ _NEEDS = {
     "snapshots": ("snapshots", "the built-in job with snapshots in the nodes' memory"),
     "own-runtime": ("built-in", "the built-in job"),
     "data-workers": ("workers", "your own job (-- COMMAND), with DataLoader workers"),
+    "lookups": ("lookups", "your own job (-- COMMAND) that looks names up"),
     "cuda": ("CUDA", "ranks that run on GPUs"),
     "root": ("root", "root's rights"),
 }

@@ -44,7 +44,10 @@ def test_what_an_experiment_offers():
         ({"own-runtime", "checkpoints", "checkpoint-phase"}, {"job": Job(checkpoint=checkpoint)}),
         ({"own-runtime", "snapshots"}, {"job": Job(snapshots=snapshots)}),
         ({"own-runtime", "links"}, {"backend": "docker"}),
-        ({"links", "checkpoints", "checkpoint-phase", "data-workers"}, {"backend": "docker", "job": command}),
+        (
+            {"links", "checkpoints", "checkpoint-phase", "data-workers", "lookups"},
+            {"backend": "docker", "job": command},
+        ),
     ):
         assert capabilities_of(Experiment(name="offers", **settings)) == offered
 

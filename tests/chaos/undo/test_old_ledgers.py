@@ -56,6 +56,7 @@ RECORDS = {
     '"what": "its folder made a link to itself", "details": {}, "folder": "/nonexistent/s", "hidden": '
     '"/nonexistent/.hidden-s"}',
     "fill-disk": '{"ballast": "/nonexistent/.ballast-1", "disk": null}',
+    "fill-shm": f'{{"processes": [{GONE}], "files": [{{"device": 4000000000, "name": ".chaos-shm-0123456789ab"}}]}}',
 }
 
 

@@ -395,6 +395,13 @@ SHOWN_LATER = [
         text="no memory control group can be made here for it: use -p by=rlimit, or in a file by: rlimit",
     ),
     write(
+        "-p size=1GiB",
+        f"run fill-shm --at step=5 -- {OWN}",
+        f"run fill-shm --at step=5 -p size=1GiB -- {OWN}",
+        text="/dev/shm of rank 0 is the one of this machine, and all processes share its 64 MiB: say how much may be "
+        "taken with -p size=1GiB, or in a file size: 1GiB; a container has one of its own",
+    ),
+    write(
         "--checkpoint-folder",
         f"run hide-checkpoint --at step=5 -- {OWN}",
         f"run hide-checkpoint --at step=5 --checkpoint-folder saved -- {OWN}",
