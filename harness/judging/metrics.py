@@ -633,7 +633,8 @@ def _why_not_compared(name: str, summary: Summary) -> str:
         return "no_restart"
     if summary.resume_differs is not None:
         return "no_difference"
-    return next((one.unknown.code for one in summary.resumes if one.unknown is not None), "nothing_compared")
+    why = [reason.code for one in summary.resumes for reason in (one.unknown, *one.unobserved) if reason is not None]
+    return why[0] if why else "nothing_compared"
 
 
 def find(name: str) -> Metric | None:

@@ -23,6 +23,10 @@ from mecefo_runtime.system.command_records import SamplerSeen
 _MAX_WAITING = 64
 # Of a batch so many tensors are looked at where the model is called with copies of them.
 _MAX_COMPARED = 4
+# Whether they are copies is known after the first step: batches that were fetched by then.
+_NUM_FIRST = 8
+# The number of passes with tensors of no batch after which batches are not searched for any more.
+_MAX_NOT_FOUND = 16
 
 
 @dataclass(slots=True)
@@ -56,8 +60,25 @@ class FetchedBatches:
         self._newest: deque[Batch] = deque()
         # By the address of the first element of each of their tensors.
         self._by_place: dict[int, Batch] = {}
-        # The model is called with tensors on another device than the loader's.
-        self.are_copied = False
+        # The model is called with other tensors than the loader's: on another device, or of another layout.
+        self._are_copied = False
+        self._num_returned = self._num_not_found = 0
+
+    @property
+    def may_be_copied(self) -> bool:
+        """Whether to look for a batch by its rows."""
+        return bool(self._num_returned) and self._num_not_found < _MAX_NOT_FOUND
+
+    def are_copied(self) -> None:
+        """The model is called with tensors that no loader has returned."""
+        self._are_copied = True
+
+    def found(self, batch: Batch | None) -> None:
+        """The batch of such tensors; None: they have the rows of none."""
+        if batch is not None:
+            self._num_not_found = -(1 << 62)
+        else:
+            self._num_not_found += 1
 
     def restart(self, iterator: Any) -> None:
         """It begins another epoch: what was asked for in the last one does not come."""
@@ -76,7 +97,9 @@ class FetchedBatches:
         tensors = [one for one in tensors_in(batch) if one.layout == torch.strided]
         sampler, own = self._indices(iterator, indices)
         rows: list[Later] = []
-        if self.are_copied and own is not None:
+        self._num_returned += 1
+        is_needed = self._are_copied and self.may_be_copied
+        if own is not None and (is_needed or self._num_returned <= _NUM_FIRST):
             digests = (rows_of([one]) for one in tensors[:_MAX_COMPARED])
             rows = [Later(one) for one in digests if one is not None]
         places = {one.data_ptr(): weakref.ref(one) for one in tensors}

@@ -94,9 +94,9 @@ class StepWatch:
         if rows is None:
             return _Pass(None, (), None, ())
         batch = self.batches.of(tensors)
-        if rows.device.type == "cpu" or batch is not None:
+        if batch is not None or not self.batches.may_be_copied:
             return _Pass(Later(rows), (), batch, ())
-        self.batches.are_copied = True
+        self.batches.are_copied()
         each = (rows_of([one]) for one in tensors)
         candidates = tuple(self.batches.candidates())
         return _Pass(Later(rows), tuple(Later(one) for one in each if one is not None), None, candidates)
@@ -150,7 +150,7 @@ class StepWatch:
         missing = max(0, seen.num_backwards - len(seen.passes))
         now = time.monotonic()
         self._report_sampler(seen, step, now)
-        self._emit_later(lambda: _record(seen.passes, missing, later, given), step, now)
+        self._emit_later(lambda: _record(seen.passes, missing, later, given, self.batches.found), step, now)
         self._num_bytes += 256 + _BYTES_PER_ROW * sum(0 if one.rows is None else one.rows.size for one in seen.passes)
         self._cost.add(time.perf_counter() - began)
         self._cost.observed()
@@ -172,10 +172,19 @@ class StepWatch:
             self._emit_later(lambda: sampler, step, now)
 
 
-def _record(passes: list[_Pass], missing: int, loss: Later | float | None, given: dict[str, Any]) -> StepSeen:
+def _record(
+    passes: list[_Pass],
+    missing: int,
+    loss: Later | float | None,
+    given: dict[str, Any],
+    found: Callable[[Batch | None], None],
+) -> StepSeen:
     deadline = time.monotonic() + _LATEST_SECONDS
     digests = [None if one.rows is None else one.rows.values(deadline) for one in passes]
     batches = [one.batch or _found(one, deadline) for one in passes]
+    for own, one in zip(batches, passes, strict=True):
+        if one.candidates:
+            found(own)
     told = dict(given)
     told["batches"] = (*("" if one is None else in_base64(one) for one in digests), *[""] * missing)
     indices = [None if one is None else one.indices for one in batches]

@@ -97,7 +97,7 @@ def read_resume_figures(
 def _figures(resumes: Sequence[Resume], samples: Samples) -> ResumeFigures:
     # A restart that was compared with nothing may have changed anything: then there is no figure without a difference.
     restarts = [one for one in resumes if one.against == "before"] or resumes
-    is_whole = bool(restarts) and all(one.kinds for one in restarts)
+    is_whole = bool(restarts) and not any(one.is_open for one in restarts)
     judged = [difference for one in resumes for difference in one.judged]
     return ResumeFigures(
         resume_differs=len({one.kind for one in judged}) if judged or is_whole else None,

@@ -36,6 +36,8 @@ MIN_STEPS_OF_PAIR = 3
 MAX_SPREAD = 1e-3
 # Their spread is that of few steps.
 _SPREAD_FACTOR = 4.0
+# Why the batches of steps that were taken twice are not compared.
+_OPEN = frozenset({"batches_not_seen", "content_may_change"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,11 @@ class Resume:
     kinds: tuple[Kind, ...] = ()
     unobserved: tuple[Reason, ...] = ()
     differences: tuple[Difference, ...] = ()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a change may have been missed: nothing was compared, or not the batches of steps taken twice."""
+        return not self.kinds or any(one.code in _OPEN for one in self.unobserved)
 
     @property
     def judged(self) -> tuple[Difference, ...]:
@@ -199,6 +206,8 @@ def _resume(main: Observed, earlier: Sequence[int], attempt: int, pair: Toleranc
             if not is_like:
                 continue
             _compare_results(main, (from_attempt, rank), main, (attempt, rank), step, pair, compared)
+    if compared.steps and not is_resized:
+        unobserved += _batches_not_compared(compared)
     return Resume(
         attempt,
         after,
@@ -208,6 +217,13 @@ def _resume(main: Observed, earlier: Sequence[int], attempt: int, pair: Toleranc
         unobserved=tuple(unobserved),
         differences=compared.differences(),
     )
+
+
+def _batches_not_compared(compared: Compared) -> list[Reason]:
+    contents = compared.found.get(("content", False), [])
+    if any(one.after is None for one in contents):
+        return [Reason("content_may_change")]
+    return [] if "batches" in compared.kinds else [Reason("batches_not_seen")]
 
 
 def _sizes(main: Observed, attempts: Iterable[int]) -> set[int]:

@@ -101,16 +101,36 @@ def test_a_new_epoch_of_the_same_workers_forgets_what_was_fetched_ahead(fetched)
 def test_a_copy_is_no_batch_of_a_loader(fetched):
     x, _ = next(iter(DataLoader(Numbers(), batch_size=4)))
     assert fetched.of([x.float()]) is None
-    assert fetched.candidates() == []
 
 
 def test_copies_on_another_device_are_found_by_their_rows(fetched):
-    fetched.are_copied = True
+    fetched.are_copied()
     every = [x.clone() for x, _ in DataLoader(Numbers(), batch_size=4, shuffle=True)]
     for x in every:
         own = rows_of([x]).tolist()
         (batch,) = (one for one in fetched.candidates() if any(rows.values(0.0) == own for rows in one.rows))
         assert list(batch.indices) == content(x)
+
+
+def test_the_first_copies_are_found_before_it_is_known_that_they_are(fetched):
+    x = next(iter(DataLoader(Numbers(), batch_size=4)))[0].clone()
+    assert fetched.of([x]) is None
+    (batch,) = fetched.candidates()
+    assert [rows_of([x]).tolist()] == [rows.values(0.0) for rows in batch.rows][:1]
+
+
+def test_a_model_that_is_never_called_with_a_batch_ends_the_search(fetched):
+    loader = DataLoader(Numbers(), batch_size=4)
+    fetched.are_copied()
+    next(iter(loader))
+    for _ in range(16):
+        assert fetched.may_be_copied
+        fetched.found(None)
+    assert not fetched.may_be_copied
+    num_before = len(fetched.candidates())
+    for _ in range(8):
+        next(iter(loader))
+    assert len(fetched.candidates()) == num_before + 7
 
 
 def test_a_batch_whose_memory_is_used_again_is_not_taken_for_the_one_before(fetched):

@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from chaos.external.identity import RANK_PID
 from chaos.external.observation import step_watch
 from chaos.external.observation.random_states import random_states
 from chaos.external.observation.rows import rows_of
 from chaos.external.observation.step_watch import StepWatch, settings_of
+from chaos.external.phase_tracker import PhaseTracker
 from mecefo_runtime.system.command_records import StepSeen
 
 pytestmark = pytest.mark.unit
@@ -170,3 +172,27 @@ def test_settings_are_those_of_the_training_alone():
     assert settings_of(optimizer) == before
     optimizer.param_groups[0]["momentum"] = 0.8
     assert settings_of(optimizer) != before
+
+
+def test_passes_that_are_not_differentiated_are_of_no_step():
+    watched = Watched()
+    one, two = torch.ones(2, 3), torch.zeros(4, 3)
+    watched.watch.forward(1, (one,), {})
+    watched.watch.backward()
+    watched.watch.forward(1, (one,), {})
+    watched.watch.passes_were_of_no_step()
+    watched.step(1, two)
+    ((_, seen),) = watched.seen
+    assert [rows_in(text) for text in seen.batches] == [rows_of([one]).tolist(), rows_of([two]).tolist()]
+
+
+def test_what_may_be_trained():
+    tracker = PhaseTracker({RANK_PID: "1"}, is_explicit=False)
+    model = nn.Sequential(nn.Linear(3, 1), nn.Dropout())
+    assert tracker.may_be_trained(model)
+    assert not tracker.may_be_trained(nn.MSELoss())
+    model.eval()
+    assert not tracker.may_be_trained(model)
+    # Gradients were computed, and of no other module.
+    tracker.on_backward(torch.ones(()), None)
+    assert tracker.may_be_trained(model)

@@ -146,9 +146,22 @@ def test_augmentation_is_no_other_sample(with_indices):
     log = Log()
     for attempt, steps in ((1, range(1, 35)), (2, range(31, 41))):
         log.attempt(attempt, steps, five_steps, content=augmented(attempt), with_indices=with_indices)
-    (one,) = log.figures().resumes
+    figures = log.figures()
+    (one,) = figures.resumes
     assert one.judged == ()
     assert "content" in [difference.kind for difference in one.differences]
+    # Without indices other samples look the same.
+    assert figures.resume_differs == (0 if with_indices else None)
+    assert [reason.code for reason in one.unobserved] == ([] if with_indices else ["content_may_change"])
+
+
+def test_batches_that_were_not_seen_leave_the_figure_open_and_hide_no_other_difference():
+    """As of a GAN, of whose passes some are not seen."""
+    unseen = {"batches": ["", ""]}
+    figures = restarted(step=lambda step, rank: unseen).figures()
+    (one,) = figures.resumes
+    assert (figures.resume_differs, [reason.code for reason in one.unobserved]) == (None, ["batches_not_seen"])
+    assert restarted(step=lambda step, rank: {**unseen, "rates": [0.5]}).figures().resume_differs == 1
 
 
 def with_baseline(batches_of_baseline):
