@@ -93,7 +93,8 @@ def test_every_verdict_has_its_colour_and_every_phase_its_bar() -> None:
     (organize,) = (t["options"] for t in panels["Recovery by phase"]["transformations"] if t["id"] == "organize")
     bars = [column for name, column in organize["renameByName"].items() if name.startswith("Value")]
     # What comes after the recovery stands in another panel.
-    phases = MeasuredIncident(incident=0, fault="", target=None, step=None, phase=None).phases_seconds
+    started_again = {"launch": 1.0}
+    phases = MeasuredIncident(0, "", None, None, None, launch_phases=started_again).phases_seconds
     later = ("restore", "rejoin", "repair_wait", "rejoin_after_repair")
     assert bars == [phase for phase in phases if phase not in later]
 

@@ -45,7 +45,7 @@ def test_what_an_experiment_offers():
         ({"own-runtime", "snapshots"}, {"job": Job(snapshots=snapshots)}),
         ({"own-runtime", "links"}, {"backend": "docker"}),
         (
-            {"links", "checkpoints", "checkpoint-phase", "data-workers", "lookups"},
+            {"links", "checkpoints", "checkpoint-phase", "command", "data-workers", "lookups"},
             {"backend": "docker", "job": command},
         ),
     ):

@@ -596,6 +596,7 @@ OTHER_PROGRAMS = {
     "--mount-proc": "unshare",
     "--page": "a variable of CSS",
     "--part": "python -m benchmarks.snapshots",
+    "--signals-to-handle": "torchrun",
     "--pid": "unshare",
     "--regid": "setpriv",
     "--reuid": "setpriv",
