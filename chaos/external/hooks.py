@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -178,6 +179,7 @@ class TorchHooks:
         self._replace(torch.amp.GradScaler, "__init__", self._watch_scaler)
         self._replace(torch.amp.GradScaler, "scale", self._watch_scale)
         self._replace(torch.amp.GradScaler, "step", self._watch_scaled_step)
+        self._undo.append(Awaiting("torch._dynamo.trace_rules", leave_out_of_compiling).cancel)
         self.await_forward()
 
     def detach(self) -> None:
@@ -416,6 +418,21 @@ class TorchHooks:
                     self.await_forward()
 
         return call
+
+
+def leave_out_of_compiling(trace_rules: Any) -> None:
+    """Have torch.compile leave our functions as they are, but for the hooks themselves, which it may trace.
+
+    Where the graph of a compiled step breaks, at its backward pass for example, all that is called there would be
+    compiled (torch 2.13, `torch/_dynamo/trace_rules.py`: `SKIP_DIRS`).
+    """
+    known, renew = getattr(trace_rules, "SKIP_DIRS", None), getattr(trace_rules, "_recompile_re", None)
+    if isinstance(known, list) and callable(renew):
+        own = Path(__file__)
+        others = [path for path in own.parent.iterdir() if path != own]
+        roots = [own.parents[1] / "in_process", own.parents[1] / "host", own.parents[2] / "mecefo_runtime"]
+        known += [str(path) for path in (*others, *roots)]
+        renew()
 
 
 def _path_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:

@@ -251,3 +251,27 @@ def test_without_torch_nothing_happens_and_another_sitecustomize_runs(tmp_path):
     job = run_job(tmp_path, python("quiet.py"), site=[theirs])
     assert (job.exit_code, job.stderr, job.hellos) == (0, "", [])
     assert job.lines == ["theirs sitecustomize", "[]", str(theirs / "sitecustomize.py")]
+
+
+def test_a_whole_step_that_is_compiled_is_followed(tmp_path):
+    """Its graph breaks at the backward pass, and what is called there is not to be compiled."""
+    script = """
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+
+@torch.compile(backend="eager")
+def step(x):
+    loss = model(x).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+for _ in range(5):
+    step(torch.ones(2, 4))
+"""
+    job = run_job(tmp_path, [sys.executable, "-c", script])
+    assert (job.exit_code, job.steps) == (0, [1, 2, 3, 4, 5]), job.stderr
+    assert "chaos" not in job.stderr
