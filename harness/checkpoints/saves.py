@@ -23,6 +23,11 @@ class SavedFile:
     device: int
     inode: int
     num_bytes: int | None = None
+    saved_unix_seconds: float | None = None
+
+    def find(self) -> Path | None:
+        """Where it is now, also under another name in its folder."""
+        return where_is(self.path, self.device, self.inode, self.saved_unix_seconds)
 
 
 @dataclass(slots=True)
@@ -69,7 +74,8 @@ class SeenSaves:
             saved.open_saves.pop(record.rank, None)
             for path, device, inode, *more in record.saved:
                 place = Path(path)
-                saved.files[place] = SavedFile(place, device, inode, more[0] if more else None)
+                num_bytes = more[0] if more else None
+                saved.files[place] = SavedFile(place, device, inode, num_bytes, record.time_seconds)
         elif isinstance(record, CheckpointFailed) and record.step in self._by_step:
             self._by_step[record.step].open_saves.pop(record.rank, None)
 
@@ -131,7 +137,7 @@ def locate(saves: SeenSaves) -> Iterator[Located]:
         gone: list[Path] = []
         for file in saved.files.values():
             key = (file.device, file.inode)
-            found = where_is(file.path, *key)
+            found = file.find()
             if key in taken or (found is None and file.path in claimed):
                 overwritten.append(file.path)
             elif found is None:

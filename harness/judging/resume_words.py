@@ -76,7 +76,8 @@ def _rates(one: Difference) -> str:
 
 
 def _random(one: Difference) -> str:
-    names = " and ".join(_GENERATORS.get(str(name), str(name)) for name in one.after or ())
+    *first, last = [_GENERATORS.get(str(name), str(name)) for name in one.after or ()] or ["a"]
+    names = f"{', '.join(first)} and {last}" if first else last
     if not one.is_judged:
         return f"{names} random state, from which no step is known to draw"
     return f"{names} random state was not restored: from step {one.step} on other dropout masks, or other draws"

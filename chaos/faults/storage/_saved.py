@@ -20,6 +20,8 @@ from chaos.host.run_files import EVENTS_FILE
 from mecefo_runtime.system.job_records import CheckpointWritten
 
 # A folder with more is none of checkpoints.
+# By how much the times of a file system and of an event may differ.
+_CLOCK_SECONDS = 0.25
 _MAX_ENTRIES = 10_000
 
 
@@ -78,7 +80,7 @@ def _newest_seen(saves: Iterable[CheckpointWritten], since_seconds: float) -> Sa
     by_step: dict[int, list[Path]] = {}
     for record in saves:
         for path, device, inode, *_ in record.saved:
-            if (place := where_is(Path(path), device, inode)) is not None:
+            if (place := where_is(Path(path), device, inode, record.time_seconds)) is not None:
                 by_step.setdefault(record.step or 0, []).append(place)
     for step in sorted(by_step, reverse=True):
         files = tuple(dict.fromkeys(_own_files(by_step[step], since_seconds)))
@@ -96,8 +98,11 @@ def _newest_seen(saves: Iterable[CheckpointWritten], since_seconds: float) -> Sa
     return None
 
 
-def where_is(path: Path, device: int, inode: int) -> Path | None:
-    """Where the file is now: many are written under another name first, in the same folder or one beside it."""
+def where_is(path: Path, device: int, inode: int, saved_unix_seconds: float | None = None) -> Path | None:
+    """Where the file is now: many are written under another name first, in the same folder or in one next to it.
+
+    Under another name it has not been written to since it was saved: a later file may have the inode of a removed one.
+    """
     if _is_at(path, device, inode):
         return path
     for folder in (path.parent, path.parent.parent):
@@ -106,9 +111,20 @@ def where_is(path: Path, device: int, inode: int) -> Path | None:
         except OSError:
             continue
         places = entries if folder == path.parent else [entry / path.name for entry in entries]
-        if (found := next((place for place in places if _is_at(place, device, inode)), None)) is not None:
+        found = next((place for place in places if _is_at(place, device, inode)), None)
+        if found is not None and not _was_written_after(found, saved_unix_seconds):
             return found
     return None
+
+
+def _was_written_after(file: Path, saved_unix_seconds: float | None) -> bool:
+    if saved_unix_seconds is None:
+        return False
+    try:
+        status = file.stat()
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_mtime > saved_unix_seconds + _CLOCK_SECONDS
 
 
 def _is_at(path: Path, device: int, inode: int) -> bool:

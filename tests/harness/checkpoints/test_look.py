@@ -104,6 +104,17 @@ def test_one_that_was_renamed_is_found_by_its_inode(job: Job) -> None:
     assert (found.path, found.whole) == (job.folder / "state.pt", True)
 
 
+def test_a_later_file_with_the_inode_of_one_that_is_gone_is_not_taken_for_it(job: Job) -> None:
+    job.saves_whole(10, "10.pt")
+    inode = (job.folder / "10.pt").stat().st_ino
+    (job.folder / "10.pt").rename(job.folder / "finished")
+    (job.folder / "finished").write_text("")
+    later = time.time() + 60.0
+    os.utime(job.folder / "finished", (later, later))
+    assert (job.folder / "finished").stat().st_ino == inode
+    assert (job.look()[10].found, job.look()[10].damage) == ("gone", ())
+
+
 def test_a_save_in_place_that_was_interrupted_took_the_checkpoint_before_away(job: Job) -> None:
     job.saves_whole(10, "state.pt")
     job.begins(20, "state.pt")

@@ -26,7 +26,8 @@ def saved(path, written_seconds):
     path.write_bytes(b"state")
     os.utime(path, (written_seconds, written_seconds))
     found = path.stat()
-    return SimpleNamespace(step=10, rank=0, saved=[[str(path), found.st_dev, found.st_ino]])
+    saved = [[str(path), found.st_dev, found.st_ino]]
+    return SimpleNamespace(step=10, rank=0, time_seconds=written_seconds, saved=saved)
 
 
 def test_a_checkpoint_is_found_however_much_the_run_has_logged_since(tmp_path):
