@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 import threading
@@ -144,7 +145,10 @@ class _Saving:
     def wrote(self, path: str) -> None:
         with suppress(OSError):
             status = Path(path).stat()
-            self._saved[str(Path(path).absolute())] = (
+            own = str(Path(path).absolute())
+            # What a call has written into its folder, by calls within it, is part of that.
+            self._saved = {other: place for other, place in self._saved.items() if not other.startswith(own + os.sep)}
+            self._saved[own] = (
                 status.st_dev,
                 status.st_ino,
                 status.st_size if stat.S_ISREG(status.st_mode) else None,

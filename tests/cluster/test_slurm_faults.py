@@ -57,7 +57,8 @@ def test_a_rank_of_another_host_is_killed_and_judged_by_one_clock(slurm: Slurm) 
     assert_as_the_script_saw_it(run)
 
 
-@pytest.mark.parametrize("nodes", [(0,), pytest.param((3, 0), marks=pytest.mark.nightly)], ids=["own", "both"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("nodes", [(0,), (3, 0)], ids=["own", "both"])
 def test_nodes_are_killed_the_own_one_too(slurm: Slurm, nodes: tuple[int, ...]) -> None:
     """The exit code of `srun` is that of the tasks that were killed; the job has completed with the others."""
     # More restarts than nodes that are killed: on a busy machine one may fail for the loss of the next.

@@ -111,6 +111,7 @@ def test_nothing_is_left_of_a_tool_that_was_killed_nor_of_a_cancelled_job(slurm:
     assert_nothing_left(slurm)
 
 
+@pytest.mark.nightly
 def test_two_runs_in_one_allocation_know_their_own_ranks(slurm: Slurm) -> None:
     killed = ("kill-process", "--on", "rank=1", "--at", "step=8")
     port = {"MASTER_PORT": "29521"}

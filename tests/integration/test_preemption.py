@@ -51,6 +51,7 @@ def test_a_notice_that_ends_data_workers_ends_the_rank_before_it_has_saved(tmp_p
     assert "notice_ended_data_workers" in {one["code"] for one in run.summary["caveat_codes"]}
 
 
+@pytest.mark.nightly
 def test_a_notice_to_a_shell_does_not_reach_the_script(tmp_path):
     run = preempt(tmp_path, "-p", "deliver=pid1", "-p", "grace=300ms", shell=True)
     assert run.exit_code == 0, run.summary["reasons"]
@@ -61,6 +62,7 @@ def test_a_notice_to_a_shell_does_not_reach_the_script(tmp_path):
     assert "notice_not_reached" in {one["code"] for one in run.summary["caveat_codes"]}
 
 
+@pytest.mark.nightly
 def test_a_script_that_ignores_it_and_is_not_started_again_has_died(tmp_path):
     """The negative control."""
     run = preempt(tmp_path, "-p", "grace=300ms", "-p", "requeue=0", script=("--deaf",))
