@@ -1,4 +1,4 @@
-"""What a rank reads, and when its process group is formed: reported from the start of the process, before it trains.
+"""Reports what a rank reads, and when its process group is formed, from the start of the process on.
 
 Imports no torch: it may be called while torch is being imported. A process that does not yet know which rank it is
 keeps the events until it does.
@@ -38,7 +38,7 @@ class Channel:
         self._pid = os.getpid()
         self._report: Report | None = None
         self._identity: Identity | None = None
-        # What is known before the rank is, and when it happened (CLOCK_MONOTONIC).
+        # Events from before the rank is known, and when they happened (CLOCK_MONOTONIC).
         self._kept: list[tuple[Record, float]] = []
         self.num_loads = 0
         os.register_at_fork(after_in_child=self.abandon)
@@ -157,7 +157,7 @@ class watched:  # noqa: N801 - a context manager, used as a function is
 
 
 def path_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-    """What a call of one of the functions that load reads: a path, or an open file; None where it is neither.
+    """Return the path that a call of a loading function reads, also of an open file; None where there is none.
 
     `torch.load(f)`, `safe_open(filename)`, `load(state_dict, checkpoint_id=, storage_reader=)`.
     """
@@ -185,7 +185,7 @@ def _status(path: Path) -> dict[str, Any]:
 
 
 def _timeout_seconds(distributed: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float | None:
-    """Of the process group's operations: as given to `init_process_group`, else as torch has it for the backend."""
+    """Time-out of the process group's operations: the argument of `init_process_group`, else torch's default."""
     given = kwargs.get("timeout", args[2] if len(args) > 2 else None)
     if given is None:
         defaults = getattr(distributed, "_get_default_timeout", None)

@@ -104,7 +104,7 @@ class PhaseTracker:
         self._scalers = Scalers()
         # The model was called in the step under way; and of that no gradients were computed yet.
         self._has_forward = self._is_unused = False
-        # What was fetched from last, and what had been when the model was called.
+        # The loader of the last batch, and that of the last batch before the model was called.
         self._source = self._called_after = 0
         # Gradients were computed of modules in evaluation mode alone.
         self._trains_in_evaluation_mode = False
@@ -324,7 +324,7 @@ class PhaseTracker:
         if self._rank is None:
             return False
         if self._thread != threading.get_ident():
-            # What distributed saves write on threads of their own is part of them.
+            # Distributed saves write on several threads.
             is_part = self._saves.is_within or self._saves.are_in_flight
             is_between = self._machine.newest_step == self._machine.last_step
             return not is_part and self._thread_saves.begin(path, self._machine.last_step, is_between_steps=is_between)

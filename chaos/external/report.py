@@ -65,7 +65,7 @@ class Report:
             self.flush()
 
     def emit_later(self, make: Callable[[], Record], step: int, now_seconds: float) -> None:
-        """Emit what `make` returns, on a thread of its own: it may wait for a device. It happened at `now_seconds`."""
+        """Emit what `make` returns, on another thread: it may wait for a device. It happened at `now_seconds`."""
         if self._socket is not None:
             self._lines.append(functools.partial(self._made, make, step, now_seconds))
             self._wake_sender()

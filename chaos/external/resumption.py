@@ -67,7 +67,7 @@ class Resumption:
     ) -> None:
         """`loads` grows with each state that this process loads; None: loads are not observed.
 
-        `rest` returns the fields of `TrainingEntered` beside the parameters.
+        `rest` returns the other fields of `TrainingEntered`.
         """
         self._rest = rest
         self._start = start or Start()
@@ -76,7 +76,7 @@ class Resumption:
         # Until the first pass has begun: what it computes with is what the training continues from.
         self.is_due = True
         self.digest: str | None = None
-        # Of the whole state with which it begins: the fields of `TrainingEntered`.
+        # Fields of `TrainingEntered`: the whole state with which it begins.
         self.state: Mapping[str, Any] = {}
         self._matched: tuple[int, ...] = ()
         self._own_steps = 0

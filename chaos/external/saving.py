@@ -146,7 +146,7 @@ class _Saving:
         with suppress(OSError):
             status = Path(path).stat()
             own = str(Path(path).absolute())
-            # What a call has written into its folder, by calls within it, is part of that.
+            # Files that nested calls wrote into the folder are part of it.
             self._saved = {other: place for other, place in self._saved.items() if not other.startswith(own + os.sep)}
             self._saved[own] = (
                 status.st_dev,

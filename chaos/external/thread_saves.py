@@ -1,4 +1,4 @@
-"""What a script saves on a thread of its own, while the one that trains continues."""
+"""Saves on other threads of a script, while the thread that trains continues."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ThreadSaves:
         self._savings: dict[int, _Saving] = {}
 
     def begin(self, path: str | None, step: int, *, is_between_steps: bool) -> bool:
-        """A call on this thread is about to save to `path`; returns whether its end is to be reported.
+        """A call on this thread is about to save to `path`; returns whether its end must be reported.
 
         A call within another one is part of that. What is written to no file is none.
         """

@@ -46,7 +46,7 @@ class SaveMoment:
         """Read the values of the keys `after` and `during`; None: neither is given.
 
         Raises:
-            UsageError: it is no such moment; `key` is the part that is wrong.
+            UsageError: it is not such a moment; `key` is the part that is wrong.
         """
         if after is not None and during is not None:
             raise UsageError("after and during contradict each other: give one of them", key="during")

@@ -1,4 +1,4 @@
-"""What a restart has changed of a training, in words that a trainer reads."""
+"""Words for what a restart has changed of a training."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def samples_line(figures: ResumeFigures) -> str:
 
 
 def resume_lines(one: Resume, samples: ResumeFigures) -> list[str]:
-    """What was found in one comparison, a sentence each: what makes another training first, then what is only shown."""
+    """Sentences on one comparison: judged differences first, then those that are only shown."""
     own = samples if one.against == "before" else None
     found = [
         f"{_capital(difference_words(difference, one.against, own))}{_whose(difference, one)}."
@@ -205,7 +205,7 @@ _NAMES: Mapping[str, str] = {
 
 
 _OF_STEPS = ("batches", "rates", "random")
-"""What a step of every script has, where it can be seen."""
+"""Kinds that a step of every script has."""
 
 
 def _whose(difference: Difference, one: Resume) -> str:

@@ -1,4 +1,4 @@
-"""What a step of an external training is made of: its batches, learning rates, random states; and the whole state.
+"""Observes the batches, learning rates and random states of an external training's steps, and its whole state.
 
-Here is what only looks and reports. What follows the phases of a step, and what acts on it, is not.
+Code here only reads and reports. Following the phases of a step, and acting on it, belongs elsewhere.
 """

@@ -21,7 +21,7 @@ from mecefo_runtime.system.command_records import SamplerSeen
 
 # Batches that were fetched and are not used yet; a trainer that accumulates gradients fetches all of a step at once.
 _MAX_WAITING = 64
-# Of a batch so many tensors are looked at where the model is called with copies of them.
+# Number of tensors of a batch that are compared where the model is called with copies of them.
 _MAX_COMPARED = 4
 # Whether they are copies is known after the first step: batches that were fetched by then.
 _NUM_FIRST = 8
@@ -139,5 +139,5 @@ class FetchedBatches:
             every = indices if isinstance(indices, list | tuple) else [indices]
             return known[0], tuple(map(known[1], every))
         except (TypeError, ValueError, LookupError, AttributeError):
-            # Keys that are no numbers, or a sampler of another kind.
+            # The keys are not numbers, or the sampler is of another kind.
             return None, None

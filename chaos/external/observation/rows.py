@@ -66,7 +66,7 @@ def _has_rows(tensor: Tensor) -> bool:
 
 
 def _digests(tensor: Tensor) -> Tensor:
-    """Of each row the sum of its words, each with a weight of its own, modulo 2**64."""
+    """Sum the words of each row modulo 2**64; each word has another weight."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     flat = tensor.reshape(tensor.shape[0], -1).contiguous()

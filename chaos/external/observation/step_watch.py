@@ -26,7 +26,7 @@ from mecefo_runtime.system.record import Record
 COST_RATIO = 0.01
 # This long (seconds) it may take before that.
 CREDIT_SECONDS = 0.2
-# After so many bytes of events of one rank, half as many steps are reported.
+# Bytes of events of one rank after which half as many steps are reported.
 BYTES_PER_INTERVAL = 16 << 20
 MAX_INTERVAL = 1 << 16
 _BYTES_PER_ROW = 22
@@ -234,7 +234,7 @@ def settings_of(optimizer: Optimizer) -> tuple[tuple[float, ...], str] | None:
     return tuple(rates), json.dumps(others, separators=(",", ":"), sort_keys=True)
 
 
-# Schedulers keep `initial_lr` there, and some their own counts; the parameters are no settings.
+# The parameters, and what schedulers keep there (`initial_lr`).
 _NOT_SET = frozenset({"params", "lr", "initial_lr", "param_names"})
 
 

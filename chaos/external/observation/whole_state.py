@@ -1,4 +1,4 @@
-"""Digests of all that a training continues from beside its parameters, at a save and after a load."""
+"""Digests of the state that a training continues from, without its parameters, at a save and after a load."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Scalers:
     def state(self) -> str:
         """Scale and growth tracker of each that is enabled, as JSON; empty where there is none."""
         if not self._has_looked:
-            # Those that were made before anybody watched. By the real type: what passes for a scaler may do anything.
+            # Scalers from before the first optimizer. By the real type: an object may pretend to have another one.
             self._has_looked = True
             kind, known = torch.amp.GradScaler, {id(one()) for one in self._made}
             every = (one for one in gc.get_objects() if issubclass(type(one), kind))

@@ -34,7 +34,7 @@ _loads: list[bool] = []
 
 
 class _Awaiting:
-    """A finder that finds nothing by itself: it calls a function with each awaited module when it is imported."""
+    """Calls a function with each awaited module when it is imported; other finders find the modules."""
 
     def __init__(self, awaited: dict[str, Callable[[ModuleType], None]]) -> None:
         self._awaited = awaited
@@ -64,7 +64,7 @@ class _Awaiting:
 
 
 def _watch_calls(names: tuple[str, ...], what: str) -> Callable[[ModuleType], None]:
-    """Be told of every call of these functions of a module."""
+    """Report every call of these functions of a module."""
 
     def watch(module: ModuleType) -> None:
         for name in names:
@@ -76,7 +76,7 @@ def _watch_calls(names: tuple[str, ...], what: str) -> Callable[[ModuleType], No
 
 
 def _telling(original: Any, what: str) -> Any:
-    """`original`, of whose calls on the outermost level it is told; not of a fork's, which is a process of its own."""
+    """Wrap `original`: its outermost calls are reported, except those of forks."""
     import functools
 
     @functools.wraps(original)

@@ -94,7 +94,7 @@ class Compared:
 
 @dataclass(slots=True)
 class History:
-    """What was seen of batches before, to tell other samples from other content of the same ones.
+    """Batches seen before, by which other samples are told from other content of the same samples.
 
     `varies`: some rows of a batch are as before and others are not. The same samples have other content then, and rows
     that were seen before say nothing of an order.

@@ -1,4 +1,4 @@
-"""What the ranks of a command reported of their steps and states, by attempt and rank."""
+"""Steps and states that the ranks of a command reported, by attempt and rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Place = tuple[int, int]
 
 @dataclass(slots=True)
 class Observed:
-    """Of one job: its steps, what its ranks began with, saved and loaded."""
+    """Steps of one job, and the states that its ranks began with, saved and loaded."""
 
     steps: dict[Place, dict[int, StepSeen]] = field(default_factory=dict)
     sums: dict[Place, dict[int, StateChecksums]] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Observed:
         return sorted(rank for number, rank in self.steps if number == attempt)
 
     def groups(self, attempt: int, rank: int) -> Mapping[int, str]:
-        """By step the settings of its parameter groups: they are told when they change."""
+        """Settings of its parameter groups by step; events have them only when they change."""
         place = attempt, rank
         if place not in self._settings:
             current, found = "", {}
@@ -76,7 +76,7 @@ class Observed:
 
 
 def observe(records: Sequence[Record], saved: Iterable[CheckpointWritten] = ()) -> Observed:
-    """What a job's records, by time, say; `saved` are those of its checkpoints."""
+    """Read the records of a job, by time; `saved` are those of its checkpoints."""
     found, attempt_of = Observed(), _attempts(records)
     for record in records:
         if isinstance(record, AttemptStarted):

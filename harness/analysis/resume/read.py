@@ -35,7 +35,7 @@ class ResumeFigures(Figures):
 
 
 def read_own_job(steps: Sequence[CommittedStep], baseline: Sequence[CommittedStep]) -> ResumeFigures:
-    """Of the built-in job: steps that were committed again, after it had gone back to a saved state.
+    """Compare the steps that the built-in job committed again after it had returned to a saved state.
 
     `steps` are all of them by time, `baseline` those of its fault-free baseline. Its batches are told by their
     checksums; its losses are judged where those of the baseline, which computes the same, are equal before.

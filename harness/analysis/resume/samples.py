@@ -35,7 +35,7 @@ class _Undecided(Exception):
 
 
 def count_samples(main: Observed, attempts: Sequence[int], resumes: Sequence[Resume]) -> Samples:
-    """Of the main job, whose restarts are `resumes`.
+    """Count for the main job, whose restarts are `resumes`.
 
     Without indices the content of a sample stands for it, where the same step had the same content twice, and no
     content came twice in an epoch before the first restart.
@@ -184,7 +184,7 @@ def _epochs(
 
 
 def _excess(used: Counter[Hashable], sampler: SamplerSeen | None) -> int:
-    """How many uses are a second one, beyond those that the sampler makes by itself in a complete epoch."""
+    """Number of repeated uses, without those that the sampler itself makes in a complete epoch."""
     return used.total() - len(used) - (0 if sampler is None else sampler.padding or 0)
 
 
