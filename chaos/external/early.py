@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from chaos.external.call_paths import path_in_call
 from chaos.external.identity import JOB_VARIABLE, Identity, identify, may_be_rank
 from chaos.external.report import Report
 from chaos.in_process.protocol import AGENT_VARIABLE
@@ -137,7 +138,7 @@ class watched:  # noqa: N801 - a context manager, used as a function is
             "began_monotonic": self._began,
             "seconds": time.monotonic() - self._began,
         }
-        path = path_of(self._args, self._kwargs)
+        path = path_in_call(self._args, self._kwargs, "storage_reader", 0)
         if path is not None:
             told |= _status(Path(path).absolute())
         if error is not None:
@@ -154,20 +155,6 @@ class watched:  # noqa: N801 - a context manager, used as a function is
             told["world_size"] = int(distributed.get_world_size())
             told["timeout_seconds"] = _timeout_seconds(distributed, self._args, self._kwargs)
         return ProcessGroupFormed(**told)
-
-
-def path_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-    """Return the path that a call of a loading function reads, also of an open file; None where there is none.
-
-    `torch.load(f)`, `safe_open(filename)`, `load(state_dict, checkpoint_id=, storage_reader=)`.
-    """
-    reader = kwargs.get("storage_reader")
-    named = [kwargs.get(name) for name in ("f", "filename", "checkpoint_id")]
-    for one in (*named, getattr(reader, "path", None), *args[:2]):
-        path = one if isinstance(one, os.PathLike) else getattr(one, "name", one)
-        if isinstance(path, str | os.PathLike):
-            return os.fspath(path)
-    return None
 
 
 def _status(path: Path) -> dict[str, Any]:

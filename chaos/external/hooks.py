@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import dataloader
 from torch.utils.hooks import RemovableHandle
 
+from chaos.external.call_paths import path_in_call
 from chaos.external.imports import Awaiting
 
 
@@ -285,7 +286,7 @@ class TorchHooks:
 
         def save(*args: Any, **kwargs: Any) -> Any:
             self.tell_compiled_step()
-            path = _path_of(args, kwargs)
+            path = path_in_call(args, kwargs, "storage_writer", 1)
             if not observer.on_save(path):
                 return original(*args, **kwargs)
             began_seconds = time.monotonic()
@@ -431,21 +432,7 @@ def leave_out_of_compiling(trace_rules: Any) -> None:
         own = Path(__file__)
         others = [path for path in own.parent.iterdir() if path != own]
         roots = [own.parents[1] / "in_process", own.parents[1] / "host", own.parents[2] / "mecefo_runtime"]
-        known += [str(path) for path in (*others, *roots)]
-        renew()
-
-
-def _path_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """Where a call of one of the functions that save puts it: a path or an open file, whatever its name is there."""
-    writer = kwargs.get("storage_writer")
-    named = [kwargs.get(name) for name in ("f", "filename", "checkpoint_id")]
-    for one in (*named, getattr(writer, "path", None), *args[1:2]):
-        path = one if isinstance(one, os.PathLike) else getattr(one, "name", one)
-        if isinstance(path, str | os.PathLike):
-            return os.fspath(path)
-        # An object that writes to a file which it has opened, or been given.
-        held = getattr(one, "__dict__", {}).values() if hasattr(one, "write") else ()
-        names = [getattr(other, "name", None) for other in held if hasattr(other, "fileno")]
-        if len(names) == 1 and isinstance(names[0], str):
-            return names[0]
-    return None
+        new = [place for place in map(str, (*others, *roots)) if place not in known]
+        if new:
+            known += new
+            renew()

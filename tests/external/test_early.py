@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from chaos.external import early
-from chaos.external.early import path_of, watched
+from chaos.external.call_paths import path_in_call
+from chaos.external.early import watched
 
 pytestmark = pytest.mark.unit
 
@@ -75,6 +76,10 @@ def test_a_data_set_that_loads_each_sample_is_not_told_for_ever(tmp_path, told):
         with watched("torch", (path,), {}) as call:
             call.returned(None)
     assert len(told) == early.MAX_LOADS
+
+
+def path_of(args, kwargs):
+    return path_in_call(args, kwargs, "storage_reader", 0)
 
 
 def test_where_a_call_reads_from(tmp_path):

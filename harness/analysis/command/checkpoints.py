@@ -9,9 +9,9 @@ from math import inf
 from pathlib import PurePath
 from typing import Any
 
-from harness.analysis.command.attempts import Attempt, attempt_at
+from harness.analysis.command.attempts import Attempt, AttemptsOfProcesses
 from mecefo_runtime.system.command_records import CheckpointChecked, CheckpointPointed, StateLoaded
-from mecefo_runtime.system.job_records import CheckpointWritten, ProcessStarted
+from mecefo_runtime.system.job_records import CheckpointWritten
 from mecefo_runtime.system.record import Record
 
 HIGHEST_NUMBER = "highest_number"
@@ -272,14 +272,12 @@ def _loads(
     attempts: Sequence[Attempt],
     damaged: Sequence[Damaged],
 ) -> Iterable[AttemptLoad]:
-    attempt_of = {
-        one.started_pid: one.rank_attempt for one in main if isinstance(one, ProcessStarted) and one.started_pid
-    }
+    belongs = AttemptsOfProcesses(main)
     places = _Places(written, checks, damaged)
     by_attempt: dict[int, list[StateLoaded]] = {}
     for record in main:
         if isinstance(record, StateLoaded):
-            number = attempt_of.get(record.pid) or attempt_at(attempts, record.monotonic_seconds) or record.attempt
+            number = belongs.of(record.pid, record.monotonic_seconds) or record.attempt
             by_attempt.setdefault(number, []).append(record)
     if not by_attempt:
         # The ranks report no loads: an older version, or none of them is observed.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import isclose
 from operator import eq
 from typing import Any, Literal
@@ -92,28 +93,35 @@ class Compared:
         return tuple(sorted(firsts, key=lambda one: (not one.is_judged, one.kind in FOLLOWS, one.step, one.kind)))
 
 
-@dataclass(slots=True)
 class History:
     """Batches seen before, by which other samples are told from other content of the same samples.
 
     `varies`: some rows of a batch are as before and others are not. The same samples have other content then, and rows
-    that were seen before say nothing of an order.
+    that were seen before say nothing of an order. Each part is computed when a batch differs, and not before.
     """
 
-    steps_of: Mapping[tuple[str, ...], int]
-    rows: frozenset[bytes]
-    varies: bool = False
+    def __init__(self, seen: Sequence[StepSeen], passes: Sequence[tuple[StepSeen, StepSeen]]) -> None:
+        """`seen` are all steps before, `passes` the two of each step that was taken twice."""
+        self._seen = [one for one in seen if one.step is not None and is_complete(one)]
+        self._passes = passes
 
-    @classmethod
-    def of(cls, seen: Iterable[StepSeen], passes: Iterable[tuple[StepSeen, StepSeen]] = ()) -> History:
-        """Of all steps before; `passes` are the two of each step that was taken twice."""
-        steps_of: dict[tuple[str, ...], int] = {}
-        rows: set[bytes] = set()
-        for one in seen:
-            if one.step is not None and is_complete(one):
-                steps_of.setdefault(one.batches, one.step)
-                rows.update(rows_in(one))
-        return cls(steps_of, frozenset(rows), any(_is_like_in_part(one, other) for one, other in passes))
+    @cached_property
+    def steps_of(self) -> Mapping[tuple[str, ...], int]:
+        """The first step with these batches."""
+        found: dict[tuple[str, ...], int] = {}
+        for one in self._seen:
+            found.setdefault(one.batches, one.step or 0)
+        return found
+
+    @cached_property
+    def rows(self) -> frozenset[bytes]:
+        """The digests of all rows."""
+        return frozenset(row for one in self._seen for row in rows_in(one))
+
+    @cached_property
+    def varies(self) -> bool:
+        """See the class."""
+        return any(_is_like_in_part(one, other) for one, other in self._passes)
 
 
 def is_complete(seen: StepSeen) -> bool:
@@ -155,9 +163,7 @@ def compare_steps(
     step = after.step or 0
     into.steps.add(step)
 
-    def saw(kind: Kind, difference: Difference | None) -> None:
-        into.saw(kind, difference)
-
+    saw = into.saw
     for found in () if history is None else _batches(rank, step, before, after, history):
         saw(*found)
     if before.rates and after.rates:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
 
+from harness.analysis.command.attempts import AttemptsOfProcesses
 from mecefo_runtime.system.command_records import (
     CheckpointBegun,
     SamplerSeen,
@@ -16,7 +16,7 @@ from mecefo_runtime.system.command_records import (
     StepSeen,
     TrainingEntered,
 )
-from mecefo_runtime.system.job_records import AttemptStarted, CheckpointWritten, ProcessStarted
+from mecefo_runtime.system.job_records import AttemptStarted, CheckpointWritten
 from mecefo_runtime.system.record import Record
 
 Place = tuple[int, int]
@@ -77,7 +77,7 @@ class Observed:
 
 def observe(records: Sequence[Record], saved: Iterable[CheckpointWritten] = ()) -> Observed:
     """Read the records of a job, by time; `saved` are those of its checkpoints."""
-    found, attempt_of = Observed(), _attempts(records)
+    found, belongs = Observed(), AttemptsOfProcesses(records)
     for record in records:
         if isinstance(record, AttemptStarted):
             found.world_sizes[record.attempt_number] = record.world_size
@@ -85,7 +85,7 @@ def observe(records: Sequence[Record], saved: Iterable[CheckpointWritten] = ()) 
         rank = record.rank
         if rank is None or not isinstance(record, _OBSERVED):
             continue
-        attempt = attempt_of(record)
+        attempt = belongs.of(record.pid, record.monotonic_seconds) or record.attempt
         place = attempt, rank
         match record:
             case StepSeen(step=int(step)):
@@ -115,19 +115,3 @@ def observe(records: Sequence[Record], saved: Iterable[CheckpointWritten] = ()) 
 
 
 _OBSERVED = (StepSeen, StateChecksums, TrainingEntered, StepsCounted, SamplerSeen, CheckpointBegun, StateLoaded)
-
-
-def _attempts(records: Sequence[Record]) -> Callable[[Record], int]:
-    """Finds the attempt of a record: by the process that reported it, else by its time."""
-    own: dict[int, list[tuple[float, int]]] = {}
-    for record in records:
-        if isinstance(record, ProcessStarted) and record.started_pid is not None and record.rank_attempt is not None:
-            own.setdefault(record.started_pid, []).append((record.monotonic_seconds, record.rank_attempt))
-    starts = [(one.monotonic_seconds, one.attempt_number) for one in records if isinstance(one, AttemptStarted)]
-
-    def attempt_of(record: Record) -> int:
-        since = own.get(record.pid, starts)
-        index = bisect_right(since, (record.monotonic_seconds, inf))
-        return since[max(0, index - 1)][1] if since else record.attempt
-
-    return attempt_of

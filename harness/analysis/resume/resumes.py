@@ -11,7 +11,7 @@ passes of a step agreed (this run and its baseline before the fault, or two star
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf, isfinite
@@ -30,6 +30,8 @@ from harness.analysis.resume.observed import Observed
 from mecefo_runtime.system.command_records import CheckpointBegun, StepSeen
 from mecefo_runtime.system.reason import Reason
 
+Passes = dict[int, dict[int, tuple[StepSeen, int]]]
+"""By rank and step the newest pass of the attempts before, and which attempt's it is."""
 # So many steps must have been taken twice, undisturbed, before their agreement says anything.
 MIN_STEPS_OF_PAIR = 3
 # Two undisturbed passes whose losses differ by more than this do not agree.
@@ -68,11 +70,6 @@ class Resume:
     def judged(self) -> tuple[Difference, ...]:
         """The differences that make another training."""
         return tuple(one for one in self.differences if one.is_judged)
-
-    @property
-    def first_differing_step(self) -> int | None:
-        """The first step that is another one."""
-        return min((one.step for one in self.judged), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +119,14 @@ def read_resumes(
     `attempts` are the numbers of those of the main job that took steps, in their order.
     """
     pair = _undisturbed(main, attempts, baseline, first_fault_seconds)
-    found = []
-    for index, attempt in enumerate(attempts[1:], 1):
-        found.append(_resume(main, attempts[:index], attempt, pair))
+    found: list[Resume] = []
+    passes: Passes = {}
+    for index, attempt in enumerate(attempts):
+        if index:
+            found.append(_resume(main, attempts[:index], attempt, passes, pair))
+        _add_passes(main, attempt, passes)
     if baseline is not None and baseline.steps and attempts and first_fault_seconds is not None:
-        found.append(_against_baseline(main, attempts, baseline, first_fault_seconds, pair))
+        found.append(_against_baseline(main, attempts[-1], passes, baseline, first_fault_seconds, pair))
     return tuple(found)
 
 
@@ -171,7 +171,7 @@ def _place(main: Observed, attempts: Sequence[int], attempt: int) -> tuple[int |
     return None, None, Reason("not_aligned")
 
 
-def _resume(main: Observed, earlier: Sequence[int], attempt: int, pair: Tolerance) -> Resume:
+def _resume(main: Observed, earlier: Sequence[int], attempt: int, passes: Passes, pair: Tolerance) -> Resume:
     after, aligned_by, unknown = _place(main, earlier, attempt)
     if after is None or aligned_by is None:
         return Resume(attempt, unknown=unknown)
@@ -182,15 +182,14 @@ def _resume(main: Observed, earlier: Sequence[int], attempt: int, pair: Toleranc
         unobserved.append(Reason("world_size_changed", sizes=sorted(sizes)))
     if after and not is_resized:
         _compare_states(main, earlier, attempt, after, compared)
-    passes = _passes_before(main, earlier)
-    history = History.of(
-        (seen for steps in passes.values() for seen, _ in steps.values()),
-        (
+    history = History(
+        [seen for steps in passes.values() for seen, _ in steps.values()],
+        [
             (steps[step][0], seen)
             for rank, steps in passes.items()
             for step, seen in main.steps.get((attempt, rank), {}).items()
             if step > after and step in steps
-        ),
+        ],
     )
     for rank in main.ranks(attempt):
         own, groups = main.steps[attempt, rank], main.groups(attempt, rank)
@@ -231,15 +230,12 @@ def _sizes(main: Observed, attempts: Iterable[int]) -> set[int]:
     return {size for number in attempts if (size := main.world_sizes.get(number)) is not None}
 
 
-def _passes_before(main: Observed, earlier: Sequence[int]) -> Mapping[int, Mapping[int, tuple[StepSeen, int]]]:
-    """By rank and step the newest pass of the attempts `earlier`, and which attempt's it is."""
-    found: dict[int, dict[int, tuple[StepSeen, int]]] = {}
-    for attempt in earlier:
-        for rank in main.ranks(attempt):
-            own = main.steps[attempt, rank]
-            charge(len(own))
-            found.setdefault(rank, {}).update({step: (seen, attempt) for step, seen in own.items()})
-    return found
+def _add_passes(main: Observed, attempt: int, passes: Passes) -> None:
+    """The passes of an attempt take the place of those before."""
+    for rank in main.ranks(attempt):
+        own = main.steps[attempt, rank]
+        charge(len(own))
+        passes.setdefault(rank, {}).update({step: (seen, attempt) for step, seen in own.items()})
 
 
 def _compare_states(main: Observed, earlier: Sequence[int], attempt: int, after: int, into: Compared) -> None:
@@ -305,20 +301,19 @@ def _compare_results(
 
 
 def _against_baseline(
-    main: Observed, attempts: Sequence[int], baseline: Observed, first_fault_seconds: float, pair: Tolerance
+    main: Observed, last_attempt: int, passes: Passes, baseline: Observed, first_fault_seconds: float, pair: Tolerance
 ) -> Resume:
     """The steps after the first fault, in their last pass, against those of the baseline."""
     twin = baseline.attempts[0]
     compared, undisturbed, unobserved = Compared(), Compared(), []
-    passes = _passes_before(main, attempts)
-    history = History.of(
-        (seen for rank in baseline.ranks(twin) for seen in baseline.steps[twin, rank].values()),
-        (
+    history = History(
+        [seen for rank in baseline.ranks(twin) for seen in baseline.steps[twin, rank].values()],
+        [
             (theirs, steps[step][0])
             for rank, steps in passes.items()
             for step, theirs in baseline.steps.get((twin, rank), {}).items()
             if step in steps
-        ),
+        ],
     )
     if set(passes) != set(baseline.ranks(twin)):
         unobserved.append(Reason("world_size_changed", sizes=[len(baseline.ranks(twin)), len(passes)]))
@@ -340,7 +335,7 @@ def _against_baseline(
         unobserved.append(Reason("undisturbed_differ", kinds=unlike))
     nothing = Reason("undisturbed_differ" if compared.steps else "no_common_steps")
     return Resume(
-        attempts[-1],
+        last_attempt,
         against="baseline",
         aligned_by="step",
         unknown=None if kinds else nothing,
